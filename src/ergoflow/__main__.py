@@ -1,0 +1,5 @@
+"""`python -m ergoflow` is the command `ergoflow`."""
+
+from ergoflow.cli import main
+
+main()

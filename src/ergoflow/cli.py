@@ -1,0 +1,331 @@
+"""The front door: one verb per stage.
+
+    ergoflow demo                      everything below, small, on any machine
+    ergoflow simulate kf128            -> ROOT/data/kf128
+    ergoflow train kf128-a3m           -> ROOT/runs/kf128-a3m/seed0
+    ergoflow predict kf128-a3m         -> .../rollout
+    ergoflow score kf128-a3m           -> .../scores.json
+    ergoflow report                    -> ROOT/report/index.html
+
+Bad input ends with exit code 2 and one line that says what was expected, what came and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ergoflow import __version__
+from ergoflow.config import Recipe, override
+from ergoflow.pipeline.workspace import Workspace, pick_device
+from ergoflow.recipes import catalogue, datasets, find_dataset, find_recipe
+
+# Newer typers carry click inside, older ones use the installed one; the public BadParameter derives from either.
+_UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="ergoflow",
+    help="Learn chaotic flows, and prove that you learned them.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+RecipeArgument = Annotated[
+    str | None, typer.Argument(metavar="RECIPE", help="Name from `ergoflow recipes`, or a recipe.json.")
+]
+RecipeOption = Annotated[str | None, typer.Option("--recipe", help="The same as the argument.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, e.g. training.epochs=5. Repeatable."),
+]
+RootOption = Annotated[
+    Path, typer.Option("--root", envvar="ERGOFLOW_ROOT", help="Folder that holds data/, runs/ and report/.")
+]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, help="Seed of initialisation and sampling; names the run folder.")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+PrecisionOption = Annotated[
+    str | None, typer.Option("--precision", help="fp32 or bf16; shorthand for --set training.precision=...")
+]
+
+
+@app.command()
+def recipes() -> None:
+    """List the catalogue: data sets and experiments."""
+    console = _console()
+    table = Table(title="data sets (ergoflow simulate NAME)", title_justify="left")
+    for column in ("name", "grid", "frames", "every", "train/valid/test", "size"):
+        table.add_column(column)
+    for d in datasets().values():
+        size = 4 * d.frames * d.grid[0] * d.grid[1] * (d.train + d.valid + d.test) / 1e9
+        table.add_row(
+            d.name,
+            "×".join(map(str, d.grid)),
+            str(d.frames),
+            f"{d.frame_seconds} s",
+            f"{d.train}/{d.valid}/{d.test}",
+            f"{size:.1f} GB",
+        )
+    console.print(table)
+    table = Table(title="recipes (ergoflow train NAME)", title_justify="left")
+    for column in ("name", "data set", "one step", "predicts", "epochs", "batch"):
+        table.add_column(column)
+    for r in catalogue().values():
+        table.add_row(
+            r.name,
+            r.dataset.name,
+            f"{r.step_seconds:g} s",
+            r.task.predict,
+            str(r.training.epochs),
+            str(r.training.batch_size),
+        )
+    console.print(table)
+
+
+@app.command()
+def demo(root: RootOption = Path(), seed: SeedOption = 0, device: DeviceOption = "auto") -> None:
+    """Simulate, train, roll out 1000 steps, score and report: the whole tool in a few minutes on a laptop."""
+    from ergoflow.pipeline.demo import demo as run
+
+    console = _console()
+    good = run(find_recipe("kf64-a3m"), _workspace(root), seed=seed, device=pick_device(device), console=console)
+    if not good:
+        raise typer.Exit(1)
+
+
+@app.command()
+def simulate(
+    name: Annotated[
+        str | None, typer.Argument(metavar="DATASET", help="A data set or recipe name, or a recipe.json.")
+    ] = None,
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+    root: RootOption = Path(),
+    device: DeviceOption = "auto",
+    precision: Annotated[str, typer.Option("--precision", help="float32 or float64 arithmetic.")] = "float32",
+) -> None:
+    """Make a data set; continues where an earlier call stopped."""
+    from ergoflow.pipeline.simulate import simulate as run
+
+    dtypes = {"float32": torch.float32, "float64": torch.float64}
+    if precision not in dtypes:
+        raise ValueError(f"--precision must be float32 or float64 for simulate, got {precision!r}")
+    dataset = find_dataset(_one(name, recipe), settings or [])
+    console = _console()
+    folder = run(dataset, _workspace(root), device=pick_device(device), console=console, dtype=dtypes[precision])
+    console.print(f"data set {dataset.name} is complete in {folder}")
+
+
+@app.command()
+def train(
+    name: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+    root: RootOption = Path(),
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Discard an earlier run of this name and seed.")
+    ] = False,
+) -> None:
+    """Train a model on a data set made by `simulate`. Works under torchrun on several GPUs."""
+    from ergoflow.pipeline.train import train as run
+
+    chosen = _recipe(name, recipe, settings, precision)
+    console = _console()
+    folder = run(
+        chosen,
+        _workspace(root),
+        seed=seed,
+        device=pick_device(device),
+        console=console,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    console.print(f"model of {chosen.name}, seed {seed}, is in {folder}")
+
+
+@app.command()
+def predict(
+    name: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+    root: RootOption = Path(),
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Length of the roll-out; default from the recipe.")
+    ] = None,
+    video: Annotated[
+        Path | None, typer.Option("--video", help="Also write an .mp4 or .gif of truth beside prediction.")
+    ] = None,
+) -> None:
+    """Roll a trained model out from the first frame of every test trajectory."""
+    from ergoflow.pipeline.predict import predict as run
+
+    settings = (settings or []) + ([f"evaluation.steps={steps}"] if steps else [])
+    console = _console()
+    folder = run(
+        _recipe(name, recipe, settings),
+        _workspace(root),
+        seed=seed,
+        device=pick_device(device),
+        console=console,
+        video=video,
+    )
+    console.print(f"roll-out is in {folder}")
+
+
+@app.command()
+def score(
+    name: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+    root: RootOption = Path(),
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+) -> None:
+    """Measure a roll-out: short-term error, long-term statistics, noise floors, trivial forecasts."""
+    from ergoflow.pipeline.score import score as run
+    from ergoflow.pipeline.summary import print_summary
+
+    console = _console()
+    folder = run(
+        _recipe(name, recipe, settings), _workspace(root), seed=seed, device=pick_device(device), console=console
+    )
+    print_summary(folder, console)
+
+
+@app.command()
+def report(
+    root: RootOption = Path(),
+    title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "ergoflow report",
+) -> None:
+    """Write one self-contained page about every scored run below the root."""
+    from ergoflow.pipeline.report import report as run
+
+    console = _console()
+    console.print(f"report: {run(_workspace(root), title=title)}")
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A data set folder (with data/ and stats.yaml).")],
+) -> None:
+    """Check a data set: layout, checksums, finiteness and, for Kolmogorov flow, budgets and stationarity."""
+    from ergoflow.pipeline.verify import verify as run
+
+    if not run(folder, console=_console()):
+        raise typer.Exit(2)
+
+
+@app.command()
+def reproduce(
+    names: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipes to run from simulation to report.")],
+    settings: SetOption = None,
+    root: RootOption = Path(),
+    seeds: Annotated[str, typer.Option("--seeds", help="Comma-separated seeds.")] = "0",
+    device: DeviceOption = "auto",
+) -> None:
+    """Run recipes end to end; what is already on disk is not done again."""
+    from ergoflow.pipeline.reproduce import reproduce as run
+
+    chosen = [override(find_recipe(name), settings or []) for name in names]
+    console = _console()
+    page = run(chosen, _workspace(root), seeds=_seeds(seeds), device=pick_device(device), console=console)
+    console.print(f"report: {page}")
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(help="solver or training.")] = "training",
+    name: Annotated[str, typer.Option("--recipe", help="Recipe whose flow and model are timed.")] = "kf128-a3m",
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+    output: Annotated[Path | None, typer.Option("--output", help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Time the solver or the training step on this machine."""
+    from ergoflow.pipeline.bench import bench as run
+
+    run(
+        what,
+        override(find_recipe(name), settings or []),
+        device=pick_device(device),
+        console=_console(),
+        output=output,
+    )
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"ergoflow {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; user errors become one line and exit code 2."""
+    from ergoflow.pipeline.errors import USER_ERRORS
+
+    try:
+        code = app(standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except _UsageError as error:
+        _fail(error.format_message())
+    except USER_ERRORS as error:
+        if "ERGOFLOW_TRACEBACK" in os.environ:
+            raise
+        _fail(str(error))
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> None:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    sys.exit(2)
+
+
+def _console() -> Console:
+    return Console()
+
+
+def _one(name: str | None, option: str | None) -> str:
+    chosen = name or option
+    if not chosen:
+        raise ValueError("a recipe is needed, got none; name one from `ergoflow recipes`, e.g. kf64-a3m")
+    if name and option and name != option:
+        raise ValueError(f"one recipe is needed, got {name!r} and --recipe {option!r}; drop one of them")
+    return chosen
+
+
+def _recipe(name: str | None, option: str | None, settings: list[str] | None, precision: str | None = None) -> Recipe:
+    extra = [f"training.precision={precision}"] if precision else []
+    return override(find_recipe(_one(name, option)), (settings or []) + extra)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds must be whole numbers such as 0,1,2, got {text!r}") from None
+
+
+def _workspace(root: Path) -> Workspace:
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"--root must be a folder, got the file {root}; choose another")
+    return Workspace(root)

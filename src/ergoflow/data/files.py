@@ -1,0 +1,99 @@
+"""Files that are either whole or absent.
+
+A file is written under a temporary name in its own folder, synced to the disk and renamed. A reader therefore
+never meets half a file, and a crash leaves at most a temporary file, which `remove_leftovers` clears away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TEMPORARY_SUFFIX = ".ergoflow-tmp"
+
+
+@contextlib.contextmanager
+def replace_atomically(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path` when the block ends without an exception.
+
+    The order is: fsync the file, rename it, fsync the folder. After an exception the temporary file is
+    removed and whatever stood at `path` is untouched. The temporary file is locked while it is being written,
+    so `remove_leftovers` in another process can tell a living writer from a dead one.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+    try:
+        # A file system without locks cannot protect the file; `remove_leftovers` then leaves it alone too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield temporary
+        os.fsync(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    _sync_folder(path.parent)
+
+
+def write_bytes_atomic(path: str | Path, content: bytes) -> None:
+    """Write `content` to `path`, which holds the old content or the new one at every moment."""
+    with replace_atomically(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text_atomic(path: str | Path, text: str) -> None:
+    """Write `text` to `path` as UTF-8, which holds the old text or the new one at every moment."""
+    write_bytes_atomic(path, text.encode())
+
+
+def write_npz_atomic(path: str | Path, arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> None:
+    """Write named arrays as .npz."""
+    save: Any = np.savez_compressed if compress else np.savez
+    with replace_atomically(path) as temporary, temporary.open("wb") as file:
+        save(file, **arrays)
+
+
+def find_leftovers(folder: str | Path) -> list[Path]:
+    """Return the temporary files below `folder` that no living process is writing."""
+    return [path for path in sorted(Path(folder).rglob(f".*{TEMPORARY_SUFFIX}")) if _is_abandoned(path)]
+
+
+def remove_leftovers(folder: str | Path) -> list[Path]:
+    """Remove the temporary files that killed writers left below `folder`, and return their paths."""
+    leftovers = find_leftovers(folder)
+    for path in leftovers:
+        path.unlink(missing_ok=True)
+    return leftovers
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Tell whether nobody holds the writer's lock; the kernel drops a lock when its process dies."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,110 @@
+"""How sure a long-term metric is: bootstrap over trajectories, the truth's own floor, and the verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ergoflow.metrics.longterm import check_weights, prepare
+from ergoflow.metrics.result import StatisticsResult
+
+Verdict = Literal["at floor", "better", "worse", "failed"]
+
+# Ends of a 95 % interval, in percent.
+COVERAGE = (2.5, 97.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A value with the ends of its 95 % interval; inf marks a failed roll-out."""
+
+    value: float
+    low: float
+    high: float
+
+
+def bootstrap(
+    model: StatisticsResult,
+    truth: StatisticsResult,
+    *,
+    resamples: int = 200,
+    seed: int = 0,
+    model_weights: np.ndarray | None = None,
+) -> dict[str, Interval]:
+    """Return value and 95 % interval of every long-term metric, resampling both sides' trajectories.
+
+    Weights are multinomial, independent on the two sides. Resampling adds noise to both sides, which pushes
+    every distance up; the interval is therefore the percentile interval moved so that the resamples' mean
+    lies at the value, cut at zero. `model_weights` of zeros and ones restricts the model's trajectories
+    (None: all).
+    """
+    weights, ones = check_weights(model, model_weights), check_weights(truth, None)
+    chosen = np.flatnonzero(weights)
+    if len(chosen) < 2 or len(ones) < 2 or resamples < 2:
+        raise ValueError(
+            f"a bootstrap needs two trajectories a side and two resamples, got {len(chosen)}, {len(ones)} "
+            "and "
+            f"{resamples}; roll out more trajectories"
+        )
+    evaluation = prepare(model, truth)
+    values = evaluation.metrics(weights, ones)
+    if bool((model.failed_at[chosen] >= 0).any()):
+        return {key: Interval(value=value, low=value, high=value) for key, value in values.items()}
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(resamples):
+        drawn = np.zeros_like(weights)
+        drawn[chosen] = rng.multinomial(len(chosen), np.full(len(chosen), 1 / len(chosen)))
+        truth_drawn = rng.multinomial(len(ones), ones / len(ones)).astype(np.float64)
+        rows.append(evaluation.metrics(drawn, truth_drawn))
+    return {key: centred_interval(value, np.array([row[key] for row in rows])) for key, value in values.items()}
+
+
+def noise_floor(truth: StatisticsResult, *, resamples: int = 40, seed: int = 0) -> dict[str, Interval]:
+    """Return what each metric gives for truth against truth: mean and 95 % range over random halves.
+
+    Each half holds half of the trajectories, so this floor is somewhat above that of two full sets.
+    """
+    count = truth.num_trajectories
+    if count < 2 or resamples < 1:
+        raise ValueError(
+            f"halves need at least two trajectories and one resample, got {count} and {resamples}; simulate more truth"
+        )
+    evaluation = prepare(truth, truth)
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(resamples):
+        half = np.zeros(count)
+        half[rng.permutation(count)[: count // 2]] = 1.0
+        rows.append(evaluation.metrics(half, 1.0 - half))
+    return {key: percentile_interval(np.array([row[key] for row in rows])) for key in evaluation.keys}
+
+
+def verdict(score: Interval, floor: Interval) -> Verdict:
+    """Return "failed" for a non-finite value, "at floor" where intervals meet, else "better" or "worse"."""
+    if not math.isfinite(score.value):
+        return "failed"
+    if score.low > floor.high:
+        return "worse"
+    return "better" if score.high < floor.low else "at floor"
+
+
+def centred_interval(value: float, resampled: np.ndarray) -> Interval:
+    """Return the percentile interval of the resamples, moved so that their mean is the value, cut at zero."""
+    if not math.isfinite(value):
+        return Interval(value=value, low=value, high=value)
+    if not np.isfinite(resampled).all():
+        return Interval(value=value, low=min(value, float(resampled.min())), high=math.inf)
+    low, high = np.percentile(resampled, COVERAGE) - resampled.mean() + value
+    return Interval(value=value, low=max(0.0, min(float(low), value)), high=max(float(high), value))
+
+
+def percentile_interval(resampled: np.ndarray) -> Interval:
+    """Return mean and percentile interval of the resamples."""
+    if not np.isfinite(resampled).all():
+        return Interval(value=math.inf, low=float(resampled.min()), high=math.inf)
+    low, high = np.percentile(resampled, COVERAGE)
+    return Interval(value=float(resampled.mean()), low=float(low), high=float(high))

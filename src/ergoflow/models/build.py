@@ -1,0 +1,63 @@
+"""From a model's config to the model: the one place that knows all of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ergoflow.models.a3m import A3M, A3MConfig
+from ergoflow.models.trivial import (
+    Climatology,
+    ClimatologyConfig,
+    Persistence,
+    PersistenceConfig,
+    Zero,
+    ZeroConfig,
+)
+
+ModelConfig = A3MConfig | PersistenceConfig | ClimatologyConfig | ZeroConfig
+
+# torch has convolutions over one, two and three axes.
+MAX_AXES = 3
+
+
+def build_model(
+    config: ModelConfig,
+    in_channels: int,
+    out_channels: int,
+    grid: tuple[int, ...],
+    *,
+    periodic: tuple[bool, ...] | None = None,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Return a freshly drawn model, (B, in_channels, *grid) → (B, out_channels, *grid), normalised units.
+
+    `periodic` says axis by axis whether the grid wraps around; None means that all axes do. All weights come
+    from `generator` (a CPU generator; None means torch's global one), so that equal seeds give equal models.
+    """
+    if not 1 <= len(grid) <= MAX_AXES:
+        raise ValueError(f"grid must have one to {MAX_AXES} axes, got {grid}; drop or add axes")
+    if periodic is None:
+        periodic = (True,) * len(grid)
+    if len(periodic) != len(grid):
+        raise ValueError(f"periodic must have one entry per axis of {grid}, got {periodic}; give {len(grid)} entries")
+    if min(in_channels, out_channels) < 1:
+        raise ValueError(
+            f"at least one channel in and out was expected, got {in_channels} and {out_channels}; "
+            "choose positive numbers"
+        )
+    match config:
+        case A3MConfig():
+            return A3M(config, in_channels, out_channels, periodic=periodic, generator=generator)
+        case PersistenceConfig():
+            if in_channels != out_channels:
+                raise ValueError(
+                    f"persistence needs as many channels out as in, got {in_channels} and {out_channels}; "
+                    "predict the input channels"
+                )
+            return Persistence()
+        case ClimatologyConfig():
+            return Climatology(out_channels, grid)
+        case ZeroConfig():
+            return Zero(out_channels)
+    raise ValueError(f"config must be one of the models' config dataclasses, got {config!r}; see ergoflow.models")

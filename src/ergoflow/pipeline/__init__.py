@@ -1,0 +1,1 @@
+"""One verb per stage; verbs talk only through files."""

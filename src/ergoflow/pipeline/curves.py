@@ -1,0 +1,134 @@
+"""What the report draws, as arrays in curves.npz (names as in docs/reference.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ergoflow.config import Recipe
+from ergoflow.data.files import write_npz_atomic
+from ergoflow.data.store import TrajectoryStore
+from ergoflow.metrics import StatisticsResult
+from ergoflow.metrics.result import correlation, histogram, mean_spectrum, tke_map
+from ergoflow.models.a3m import A3M
+from ergoflow.pipeline.reference import Reference
+from ergoflow.pipeline.runs import load_run
+from ergoflow.pipeline.shortterm import consecutive_steps
+
+BAND_RESAMPLES = 100
+BAND = (2.5, 97.5)
+# The trajectory that is shown.
+SHOWN = 0
+SNAPSHOT_STEPS = (1, 5, 10, 25, 50)
+PLAYER_SIDE = 128
+
+
+def write_curves(
+    folder: Path,
+    recipe: Recipe,
+    store: TrajectoryStore,
+    rollout: TrajectoryStore,
+    reference: Reference,
+    model: StatisticsResult,
+    errors: Mapping[str, np.ndarray],
+) -> None:
+    """Write curves.npz of a run."""
+    arrays = {
+        **_error_curves(errors),
+        **_statistics_curves(model, reference.truth),
+        **_fields(store, rollout, stride=recipe.task.stride),
+        **_operator(folder, store),
+    }
+    write_npz_atomic(folder / "curves.npz", arrays, compress=True)
+
+
+def _error_curves(errors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    arrays = {f"relative_l2/{name}": values.mean(axis=0) for name, values in errors.items()}
+    arrays["relative_l2/steps"] = np.arange(1, errors["model"].shape[1] + 1)
+    with np.errstate(invalid="ignore"):
+        low, high = np.percentile(errors["model"], BAND, axis=0)
+    return arrays | {"relative_l2_low/model": low, "relative_l2_high/model": high}
+
+
+def _statistics_curves(model: StatisticsResult, truth: StatisticsResult) -> dict[str, np.ndarray]:
+    """Spectra, correlations, TKE maps and densities; those of a roll-out set that failed in part are left out."""
+    arrays: dict[str, np.ndarray] = {
+        "spectrum/shells": np.arange(truth.spectrum_sum.shape[1]),
+        "autocorrelation/lags": np.arange(truth.max_lag + 1),
+        "series/steps": np.arange(model.energy.shape[1]),
+        "series/energy/model": model.energy,
+        "series/enstrophy/model": model.enstrophy,
+        "series/energy/truth": truth.energy,
+        "series/enstrophy/truth": truth.enstrophy,
+    }
+    quantities: dict[str, Callable[[StatisticsResult, np.ndarray], np.ndarray]] = {
+        "spectrum": mean_spectrum,
+        "autocorrelation": lambda r, w: correlation(r, w) / correlation(r, w)[0],
+        "tke": tke_map,
+    }
+    sides = {"truth": truth} if (model.failed_at >= 0).any() else {"truth": truth, "model": model}
+    for name, function in quantities.items():
+        arrays |= {f"{name}/{side}": function(result, result.survivors()) for side, result in sides.items()}
+    for name in ("spectrum", "autocorrelation"):
+        low, high = _half_band(truth, quantities[name])
+        arrays |= {f"{name}_low/truth": low, f"{name}_high/truth": high}
+    edges = truth.edges[0]
+    arrays["pdf/centers"] = (edges[1:] + edges[:-1]) / 2
+    for side, result in sides.items():
+        counts = histogram(result, result.survivors())[0]
+        arrays[f"pdf/{side}"] = counts / (counts.sum() * np.diff(edges))
+    return arrays
+
+
+def _half_band(
+    truth: StatisticsResult, function: Callable[[StatisticsResult, np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """95 % range of a quantity over random halves of the truth: what two samples of this size differ by."""
+    rng = np.random.default_rng(0)
+    count = truth.num_trajectories
+    draws = []
+    for _ in range(BAND_RESAMPLES):
+        half = np.zeros(count)
+        half[rng.permutation(count)[: max(1, count // 2)]] = 1.0
+        draws.append(function(truth, half))
+    low, high = np.percentile(draws, BAND, axis=0)
+    return low, high
+
+
+def _fields(store: TrajectoryStore, rollout: TrajectoryStore, *, stride: int) -> dict[str, np.ndarray]:
+    """Snapshots and player frames of one trajectory, truth and model."""
+    last = consecutive_steps(rollout, -(-store.num_frames("test") // stride))
+    truth = store.read("test", SHOWN, 0, last * stride + 1, stride)  # (T+1, C, *grid)
+    model = rollout.read("test", SHOWN, 0, last + 1)
+    steps = np.array([k for k in SNAPSHOT_STEPS if k <= last])
+    thin = max(1, max(store.info.grid) // PLAYER_SIDE)
+    return {
+        "snapshots/steps": steps,
+        "snapshots/truth": truth[steps],
+        "snapshots/model": model[steps],
+        "player/steps": np.arange(last + 1),
+        "player/truth": truth[:, 0, ::thin, ::thin].astype(np.float16),
+        "player/model": model[:, 0, ::thin, ::thin].astype(np.float16),
+    }
+
+
+def _operator(folder: Path, store: TrajectoryStore) -> dict[str, np.ndarray]:
+    """Eigenvalues and singular values of G and the first block's attention kernels, where the model has them."""
+    step = load_run(folder)
+    model = step.step.model
+    if not isinstance(model, A3M):
+        return {}
+    state = torch.from_numpy(store.read("test", SHOWN, 0, 1))
+    with torch.inference_mode():
+        matrix = model.operator.matrix.double()
+        kernels = model.attention_kernels((state - step.mean[:, None, None]) / step.std[:, None, None])[0]
+    arrays = {
+        "operator/eigenvalues": torch.linalg.eigvals(matrix).numpy(),
+        "operator/singular_values": torch.linalg.svdvals(matrix).numpy(),
+    }
+    return arrays | {
+        f"attention/{axis}": kernel[0].numpy() for axis, kernel in zip(store.info.axes, kernels, strict=True)
+    }

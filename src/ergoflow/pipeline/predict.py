@@ -1,0 +1,110 @@
+"""`ergoflow predict`: roll a trained model out from the first frame of every test trajectory.
+
+The roll-out streams: each state is added to the statistics and forgotten, except for the frames that the recipe
+keeps. A roll-out that diverges is a result; when it did so is recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from ergoflow.config import EvaluationConfig, Recipe
+from ergoflow.data.files import write_npz_atomic
+from ergoflow.data.store import ShardWriter, TrajectoryStore
+from ergoflow.metrics import StatisticsResult
+from ergoflow.numerics.trajectory import Step, rollout
+from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.reference import load_reference, new_statistics, skipped_frames
+from ergoflow.pipeline.runs import load_run, open_store, rollout_info, write_json
+from ergoflow.pipeline.video import check_video_path, write_video
+from ergoflow.pipeline.workspace import Workspace, commit, hardware
+
+ROLLOUT_FILE = Path("data") / "test" / "rollout.hdf5"
+
+
+def predict(
+    recipe: Recipe,
+    workspace: Workspace,
+    *,
+    seed: int,
+    device: torch.device,
+    console: Console,
+    video: Path | None = None,
+) -> Path:
+    """Roll out, write frames and statistics, and return the roll-out folder."""
+    if video is not None:
+        check_video_path(video)
+    store, folder = open_store(recipe, workspace), workspace.run(recipe.name, seed)
+    step = load_run(folder, device=device)
+    output = folder / "rollout"
+    (output / ROLLOUT_FILE).parent.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    with torch.inference_mode():
+        statistics = _roll_out(recipe, store, step, output, device=device, console=console)
+    write_npz_atomic(output / "statistics.npz", statistics.arrays())
+    failed = [int(k) for k in statistics.failed_at]
+    write_json(
+        output / "rollout.json",
+        {
+            "steps": recipe.evaluation.steps,
+            "trajectories": len(failed),
+            "diverged_at": failed,
+            "seconds": time.perf_counter() - started,
+            "hardware": hardware(device),
+            "commit": commit(),
+        },
+    )
+    if any(k >= 0 for k in failed):
+        first = min(k for k in failed if k >= 0)
+        console.print(
+            f"[yellow]{sum(k >= 0 for k in failed)} of {len(failed)} roll-outs diverged, first at step {first}[/yellow]"
+        )
+    if video is not None:
+        write_video(video, store, output, stride=recipe.task.stride)
+    return output
+
+
+def kept_steps(evaluation: EvaluationConfig) -> list[int]:
+    """Steps whose frames are stored: all of the first `keep_first`, then every `keep_every`-th, and the last."""
+    first = range(min(evaluation.keep_first, evaluation.steps) + 1)
+    return sorted({*first, *range(0, evaluation.steps + 1, evaluation.keep_every), evaluation.steps})
+
+
+def _roll_out(
+    recipe: Recipe,
+    store: TrajectoryStore,
+    step: Step,
+    output: Path,
+    *,
+    device: torch.device,
+    console: Console,
+) -> StatisticsResult:
+    evaluation = recipe.evaluation
+    reference = load_reference(recipe, store, device=device, console=console)
+    initial = store.load("test", device=device, stride=store.num_frames("test"))[:, 0]  # (J, C, *grid)
+    skip = skipped_frames(evaluation, int(reference.truth.frames[0]))
+    statistics = new_statistics(
+        store.info, reference, len(initial), max_lag=evaluation.max_lag, skip=skip, device=device
+    )
+    steps = kept_steps(evaluation)
+    keep = set(steps)
+    info = rollout_info(store.info, recipe)
+    states: Iterator[Tensor] = rollout(step, initial, evaluation.steps, include_initial=True)
+    writer = ShardWriter(output / ROLLOUT_FILE, info, count=len(initial), frames=len(steps), steps=steps)
+    with bar(console, f"predict {recipe.name}", evaluation.steps + 1, "steps") as advance, writer:
+        written = 0
+        for k, state in enumerate(states):
+            statistics.update(state)
+            if k in keep:
+                writer.write(written, state)
+                written += 1
+            advance()
+        result = statistics.finish()
+        writer.set_scalar("diverged_at", result.failed_at)
+    return result

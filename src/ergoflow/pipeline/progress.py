@@ -1,0 +1,62 @@
+"""One progress bar for every verb: what, how far, how fast, how long still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+
+class Advance(Protocol):
+    """Moves the bar by `amount` and may replace the note at its end."""
+
+    def __call__(self, amount: float = 1, *, note: str = "") -> None:
+        """Move the bar."""
+
+
+class _Rate(ProgressColumn):
+    """Work done per second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        unit = task.fields["unit"]
+        return Text("" if speed is None else f"{speed:,.1f} {unit}/s", style="cyan")
+
+
+@contextmanager
+def bar(console: Console, title: str, total: float, unit: str) -> Iterator[Advance]:
+    """A progress bar of `total` units; off a terminal, one line at the end says what was done and how fast."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", style="dim"),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=total, unit=unit, note="")
+
+        def advance(amount: float = 1, *, note: str = "") -> None:
+            progress.update(task, advance=amount, note=note or progress.tasks[0].fields["note"])
+
+        yield advance
+        row = progress.tasks[0]
+    if not console.is_terminal:
+        elapsed = row.elapsed or 0.0
+        rate = row.completed / elapsed if elapsed else 0.0
+        console.print(
+            f"{title}: {row.completed:,.0f} {unit} in {elapsed:.1f} s ({rate:,.1f} {unit}/s)", highlight=False
+        )

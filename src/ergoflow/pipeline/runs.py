@@ -1,0 +1,141 @@
+"""A run folder: what is needed to build its model again, and how the model is loaded.
+
+`run.json` holds what the recipe cannot know: the data set's fields, grid, domain and normalisation. With
+`recipe.json` and `model.safetensors` beside it, a run needs no data to be used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ergoflow.config import Recipe, load_recipe, to_dict
+from ergoflow.data.files import write_text_atomic
+from ergoflow.data.normalize import Normalizer
+from ergoflow.data.store import DatasetInfo, TrajectoryStore
+from ergoflow.models.build import build_model
+from ergoflow.pipeline.workspace import Workspace, commit
+from ergoflow.training.checkpoint import load_weights
+from ergoflow.training.stepper import NormalizedStep, PhysicalStep
+
+RUN_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a model must know of its data."""
+
+    fields: tuple[str, ...]
+    grid: tuple[int, ...]
+    length: tuple[float, ...]
+    periodic: tuple[bool, ...]
+    step_seconds: float
+    normalizer: Normalizer
+
+    @classmethod
+    def of(cls, info: DatasetInfo, normalizer: Normalizer, step_seconds: float) -> RunFacts:
+        """The facts of a data set."""
+        periodic = tuple(b == "PERIODIC" for b in info.boundaries)
+        return cls(
+            fields=info.fields,
+            grid=info.grid,
+            length=info.length,
+            periodic=periodic,
+            step_seconds=step_seconds,
+            normalizer=normalizer,
+        )
+
+
+def open_store(recipe: Recipe, workspace: Workspace) -> TrajectoryStore:
+    """The recipe's data set; an error that says how to make it if it is not there or is another one."""
+    folder = workspace.dataset(recipe.dataset.name)
+    if not (folder / "stats.yaml").exists():
+        raise ValueError(
+            f"data set {recipe.dataset.name} was expected in {folder}, but it is not complete; "
+            f"run `ergoflow simulate {recipe.dataset.name}`"
+        )
+    store = TrajectoryStore(folder)
+    if store.info.grid != recipe.dataset.grid:
+        raise ValueError(
+            f"{folder} was expected to hold a {recipe.dataset.grid} grid, got {store.info.grid}; "
+            "choose another --root or simulate anew"
+        )
+    return store
+
+
+def normalizer_of(store: TrajectoryStore, *, stride: int) -> Normalizer:
+    """Mean and standard deviation of the training split, and those of its increments over `stride` frames."""
+    return Normalizer.from_store(store, stride=stride)
+
+
+def build_step(recipe: Recipe, facts: RunFacts, *, seed: int) -> NormalizedStep:
+    """A fresh model as a step on normalised states; all initial randomness comes from `seed`."""
+    channels = len(facts.fields)
+    generator = torch.Generator().manual_seed(seed)
+    model = build_model(recipe.model, channels, channels, facts.grid, periodic=facts.periodic, generator=generator)
+    scale = facts.normalizer.std_delta / facts.normalizer.std
+    return NormalizedStep(model, predict=recipe.task.predict, scale=scale)
+
+
+def write_run(folder: Path, recipe: Recipe, facts: RunFacts) -> None:
+    """Write recipe.json and run.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {
+        "format": RUN_FORMAT,
+        "fields": facts.fields,
+        "grid": facts.grid,
+        "length": facts.length,
+        "periodic": facts.periodic,
+    }
+    data |= {"step_seconds": facts.step_seconds, "normalizer": facts.normalizer.to_dict()}
+    write_text_atomic(folder / "recipe.json", json.dumps(to_dict(recipe), indent=2) + "\n")
+    write_text_atomic(folder / "run.json", json.dumps(data, indent=2) + "\n")
+
+
+def read_facts(folder: Path) -> RunFacts:
+    """The facts in run.json."""
+    path = folder / "run.json"
+    if not path.exists():
+        raise ValueError(f"a run was expected in {folder}, but run.json is missing; run `ergoflow train` first")
+    data = json.loads(path.read_text())
+    if data.get("format") != RUN_FORMAT:
+        raise ValueError(
+            f"{path} must have format {RUN_FORMAT}, got {data.get('format')}; use the ergoflow version that wrote it"
+        )
+    return RunFacts(
+        fields=tuple(data["fields"]),
+        grid=tuple(data["grid"]),
+        length=tuple(data["length"]),
+        periodic=tuple(data["periodic"]),
+        step_seconds=data["step_seconds"],
+        normalizer=Normalizer.from_dict(data["normalizer"]),
+    )
+
+
+def load_run(folder: Path, *, device: torch.device | str = "cpu") -> PhysicalStep:
+    """The trained model of a run as a step on physical states (B, C, *grid), ready for `rollout`."""
+    facts = read_facts(folder)
+    weights = folder / "model.safetensors"
+    if not weights.exists():
+        raise ValueError(
+            f"a trained model was expected in {weights}, but there is none; run `ergoflow train` to its end"
+        )
+    step = build_step(load_recipe(folder / "recipe.json"), facts, seed=0)
+    load_weights(step.model, weights)
+    return PhysicalStep(step, facts.normalizer).to(device).eval()
+
+
+def rollout_info(info: DatasetInfo, recipe: Recipe) -> DatasetInfo:
+    """How a roll-out describes itself: the data set's fields and grid, one frame per model step."""
+    provenance = {"model": recipe.name, "dataset": info.name, "commit": commit()}
+    return dataclasses.replace(info, name=recipe.name, frame_seconds=recipe.step_seconds, provenance=provenance)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write strict JSON atomically."""
+    write_text_atomic(path, json.dumps(data, indent=2, allow_nan=False) + "\n")

@@ -1,0 +1,185 @@
+"""`ergoflow score`: measure a roll-out and write scores.json (numbers) and curves.npz (what the report draws).
+
+Every number comes with a bootstrap interval over trajectories, the truth-against-truth floor, and the scores of three
+trivial forecasts. The verdict of a model's number follows from these:
+
+    failed     infinite: a roll-out left the attractor for good
+    at floor   its interval reaches down to the floor: cannot be told from the truth with this much data
+    better     worse than the floor, but better than every trivial forecast
+    worse      no better than a trivial forecast
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from ergoflow.config import Recipe
+from ergoflow.data.store import TrajectoryStore
+from ergoflow.metrics import (
+    CATALOGUE,
+    Interval,
+    StatisticsResult,
+    bootstrap,
+    definition,
+    noise_floor,
+    survival_summary,
+)
+from ergoflow.pipeline.curves import write_curves
+from ergoflow.pipeline.predict import ROLLOUT_FILE
+from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.reference import TRIVIAL, Reference, load_reference
+from ergoflow.pipeline.runs import open_store, write_json
+from ergoflow.pipeline.shortterm import mean_interval, short_term_errors
+from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
+
+SCORES_FORMAT = 1
+# Trivial rows need less precision than the model's.
+TRIVIAL_RESAMPLES = 50
+
+
+def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> Path:
+    """Measure the roll-out of a run and return the run folder."""
+    started = time.perf_counter()
+    folder = workspace.run(recipe.name, seed)
+    store, output = open_store(recipe, workspace), folder / "rollout"
+    if not (output / "statistics.npz").exists() or not (output / ROLLOUT_FILE).exists():
+        raise ValueError(
+            f"a roll-out was expected in {output}, but there is none; "
+            f"run `ergoflow predict {recipe.name} --seed {seed}`"
+        )
+    reference = load_reference(recipe, store, device=device, console=console)
+    model = StatisticsResult.load(output / "statistics.npz")
+    rollout = TrajectoryStore(output)
+    errors = short_term_errors(store, rollout, reference, stride=recipe.task.stride)
+    metrics = _short_term(recipe, errors, model) | _long_term(recipe, model, reference, console)
+    facts = {
+        "format": SCORES_FORMAT,
+        "name": recipe.name,
+        "seed": seed,
+        "dataset": recipe.dataset.name,
+        "stride": recipe.task.stride,
+        "step_seconds": recipe.step_seconds,
+        "axes": list(store.info.axes),
+        "rollout_steps": recipe.evaluation.steps,
+        "num_trajectories": model.num_trajectories,
+        "parameters": _read(folder / "training.json").get("parameters", 0),
+        "metrics": metrics,
+        "survival": _survival(model, reference),
+        "hardware": hardware(device),
+        "versions": versions(),
+        "commit": commit(),
+    }
+    write_curves(folder, recipe, store, rollout, reference, model, errors)
+    facts["timings"] = _timings(folder, store) | {"score_s": time.perf_counter() - started}
+    write_json(folder / "scores.json", facts)
+    return folder
+
+
+def cell_verdict(model: Interval, floor: Interval | None, trivial: Mapping[str, Interval]) -> str:
+    """What the model's number means (the table at the top of this file)."""
+    if not math.isfinite(model.value):
+        return "failed"
+    if floor is not None and model.low <= floor.high:
+        return "at floor"
+    return (
+        "better" if all(model.high < row.low or not math.isfinite(row.value) for row in trivial.values()) else "worse"
+    )
+
+
+def _short_term(recipe: Recipe, errors: Mapping[str, np.ndarray], model: StatisticsResult) -> dict[str, Any]:
+    """relative_l2@τ from per-trajectory errors (J, T), T counting lead steps from 1."""
+    metrics = {}
+    available = errors["model"].shape[1]
+    for lead in (lead for lead in recipe.evaluation.lead_steps if lead <= available):
+        rows = {
+            name: mean_interval(values[:, lead - 1], resamples=recipe.evaluation.resamples)
+            for name, values in errors.items()
+        }
+        trivial = {name: rows[name] for name in TRIVIAL}
+        metrics[f"relative_l2@{lead}"] = {
+            "label": f"rel. L2, τ = {lead}",
+            "unit": "",
+            "better": "lower",
+            "headline": True,
+            "variant_of": None,
+            "definition": f"mean over {model.num_trajectories} test trajectories of ‖pred − true‖/‖true‖ "
+            f"after {lead} steps of {recipe.step_seconds:g} s from the first frame.",
+            "floor": None,
+            "rows": _rows(rows, None, trivial),
+        }
+    return metrics
+
+
+def _long_term(recipe: Recipe, model: StatisticsResult, reference: Reference, console: Console) -> dict[str, Any]:
+    resamples = recipe.evaluation.resamples
+    with bar(console, f"score {recipe.name}", 2 + len(TRIVIAL), "rows") as advance:
+        floor = noise_floor(reference.truth, resamples=resamples)
+        advance()
+        rows = {"model": bootstrap(model, reference.truth, resamples=resamples)}
+        advance()
+        for name in TRIVIAL:
+            rows[name] = bootstrap(reference.rows[name], reference.truth, resamples=TRIVIAL_RESAMPLES)
+            advance()
+    metrics = {}
+    for key in floor:
+        info = CATALOGUE[key]
+        cells = {name: values[key] for name, values in rows.items()}
+        trivial = {name: cells[name] for name in TRIVIAL}
+        metrics[key] = {
+            "label": info.label,
+            "unit": info.unit,
+            "better": "lower",
+            "headline": info.headline,
+            "variant_of": info.variant_of,
+            "definition": definition(key, model, reference.truth),
+            "floor": _cell(floor[key]),
+            "rows": _rows(cells, floor[key], trivial),
+        }
+    return metrics
+
+
+def _rows(rows: Mapping[str, Interval], floor: Interval | None, trivial: Mapping[str, Interval]) -> dict[str, Any]:
+    cells: dict[str, Any] = {name: _cell(row) for name, row in rows.items()}
+    cells["model"]["verdict"] = cell_verdict(rows["model"], floor, trivial)
+    return cells
+
+
+def _cell(interval: Interval) -> dict[str, float | None]:
+    """JSON has no infinity: null is a failure."""
+    values = {"value": interval.value, "low": interval.low, "high": interval.high}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _survival(model: StatisticsResult, reference: Reference) -> dict[str, Any]:
+    summary = survival_summary(model, reference.truth)
+    return {
+        "fraction": float(np.mean(model.failed_at < 0)),
+        "diverged_at": [int(k) for k in model.failed_at],
+        "steps": model.energy.shape[1] - 1,
+        **{name: value for name, value in summary.items() if name not in ("fraction", "diverged_at", "steps")},
+    }
+
+
+def _timings(folder: Path, store: TrajectoryStore) -> dict[str, float]:
+    data = _read(Path(store.folder) / "dataset.json")
+    return {
+        "simulate_s": sum(entry["seconds"] for entry in data.get("timings", [])),
+        "train_s": _read(folder / "training.json").get("seconds", 0.0),
+        "predict_s": _read(folder / "rollout" / "rollout.json").get("seconds", 0.0),
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    data: dict[str, Any] = json.loads(path.read_text())
+    return data

@@ -1,0 +1,207 @@
+"""`ergoflow train`: fit a recipe's model to its data set.
+
+The training split lives on the device when it fits, and is streamed from disk by workers when it does not; both
+give the same batches. Under `torchrun` each process takes its share of every batch.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ergoflow.config import Recipe, load_recipe
+from ergoflow.data.normalize import Normalizer
+from ergoflow.data.store import TrajectoryStore
+from ergoflow.data.windows import ResidentWindows, StreamedWindows, WindowSampler
+from ergoflow.metrics import relative_l2
+from ergoflow.numerics.trajectory import rollout
+from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.runs import RunFacts, build_step, normalizer_of, open_store, write_json, write_run
+from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
+from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
+from ergoflow.training.loop import Validate
+from ergoflow.training.objectives import make_objective
+from ergoflow.training.stepper import NormalizedStep, NormalizedWindows, PhysicalStep
+from ergoflow.training.trainer import Progress, TrainResult
+from ergoflow.training.trainer import train as fit
+
+# Share of the free memory that resident data may take; activations need the rest.
+RESIDENT_SHARE = 0.4
+# Validation looks at this many trajectories and lead steps: enough to see a trend, cheap enough for every epoch.
+VALID_TRAJECTORIES = 8
+VALID_STEPS = 5
+
+
+def train(
+    recipe: Recipe,
+    workspace: Workspace,
+    *,
+    seed: int,
+    device: torch.device,
+    console: Console,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Train and return the run folder."""
+    store = open_store(recipe, workspace)
+    folder = workspace.run(recipe.name, seed)
+    with launch_context(device) as context:
+        if context.is_main:
+            _prepare_folder(folder, recipe, resume=resume, overwrite=overwrite)
+        normalizer = normalizer_of(store, stride=recipe.task.stride)
+        facts = RunFacts.of(store.info, normalizer, recipe.step_seconds)
+        step = build_step(recipe, facts, seed=seed).to(context.device)
+        if context.is_main:
+            write_run(folder, recipe, facts)
+        result = _fit(
+            recipe,
+            store,
+            step,
+            normalizer,
+            folder,
+            seed=seed,
+            context=context,
+            console=console,
+            resume=resume,
+        )
+        if context.is_main:
+            _write_summary(folder, recipe, step, result, context)
+    return folder
+
+
+def _fit(
+    recipe: Recipe,
+    store: TrajectoryStore,
+    step: NormalizedStep,
+    normalizer: Normalizer,
+    folder: Path,
+    *,
+    seed: int,
+    context: LaunchContext,
+    console: Console,
+    resume: bool,
+) -> TrainResult:
+    windows = _windows(recipe, store, seed=seed, context=context)
+    total = recipe.training.total_steps(windows.sampler.batches_per_epoch) * recipe.training.batch_size
+    if context.is_main:
+        where = "on the device" if isinstance(windows, ResidentWindows) else "streamed from disk"
+        count = sum(p.numel() for p in step.parameters())
+        console.print(f"{recipe.name}: {count:,} parameters, data {where}", highlight=False)
+    shown = bar(console, f"train {recipe.name}", total, "samples") if context.is_main else nullcontext()
+    with shown as advance:
+        seen = 0
+
+        def on_progress(progress: Progress) -> None:
+            nonlocal seen
+            done = progress.step * recipe.training.batch_size
+            valid = "".join(f", valid {name} {value:.4f}" for name, value in progress.valid.items())
+            assert advance is not None
+            advance(done - seen, note=f"loss {progress.loss:.4f}{valid}")
+            seen = done
+
+        return fit(
+            step,
+            make_objective(recipe.objective, generator=torch.Generator(context.device).manual_seed(seed)),
+            NormalizedWindows(windows, normalizer),
+            config=recipe.training,
+            folder=folder,
+            seed=seed,
+            resume=resume,
+            validate=_validator(recipe, store, normalizer, context.device),
+            on_progress=on_progress,
+            context=context,
+        )
+
+
+def _windows(
+    recipe: Recipe, store: TrajectoryStore, *, seed: int, context: LaunchContext
+) -> ResidentWindows | StreamedWindows:
+    sampler = WindowSampler(
+        store.count("train"),
+        store.num_frames("train"),
+        window=recipe.objective.window,
+        stride=recipe.task.stride,
+        batch_size=recipe.training.batch_size,
+        seed=seed,
+    )
+    share = RankSampler(sampler, context)
+    if _bytes_of(store) <= RESIDENT_SHARE * _free_bytes(context.device):
+        return ResidentWindows(store.load("train", device=context.device), share)
+    return StreamedWindows(store, "train", share, num_workers=4, device=context.device)
+
+
+def _bytes_of(store: TrajectoryStore) -> int:
+    values = store.count("train") * store.num_frames("train") * len(store.info.fields)
+    return 4 * values * torch.Size(store.info.grid).numel()
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []:
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    return 8 * 2**30
+
+
+def _validator(recipe: Recipe, store: TrajectoryStore, normalizer: Normalizer, device: torch.device) -> Validate:
+    """Relative L2 after 1 and VALID_STEPS steps from the first frame of a few validation trajectories."""
+    stride, count = recipe.task.stride, min(VALID_TRAJECTORIES, store.count("valid"))
+    steps = min(VALID_STEPS, (store.num_frames("valid") - 1) // stride)
+    frames = store.load("valid", device=device, stride=stride, trajectories=range(count))[:, : steps + 1].clone()
+
+    def validate(step: NormalizedStep) -> Mapping[str, float]:
+        physical = PhysicalStep(step, normalizer).to(device)
+        predicted = torch.stack(list(rollout(physical, frames[:, 0], steps)), dim=1)
+        errors = relative_l2(predicted, frames[:, 1:])
+        return {"relative_l2@1": float(errors[0]), f"relative_l2@{steps}": float(errors[-1])}
+
+    return validate
+
+
+def _prepare_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+    """Refuse to touch an earlier run unless told how."""
+    if resume and overwrite:
+        raise ValueError("--resume keeps an earlier run and --overwrite discards it, got both; choose one")
+    if not folder.exists():
+        return
+    if overwrite:
+        shutil.rmtree(folder)
+    elif not resume and (folder / "recipe.json").exists():
+        raise ValueError(
+            f"{folder} holds a run already; pass --resume to continue it, --overwrite to discard it, or another --seed"
+        )
+    elif resume and (folder / "recipe.json").exists():
+        before = load_recipe(folder / "recipe.json")
+        if (before.dataset, before.task, before.model) != (recipe.dataset, recipe.task, recipe.model):
+            raise ValueError(
+                f"{folder} was trained with another dataset, task or model; "
+                "resume with its own recipe.json, or --overwrite it"
+            )
+
+
+def _write_summary(
+    folder: Path, recipe: Recipe, step: NormalizedStep, result: TrainResult, context: LaunchContext
+) -> None:
+    """training.json marks the run as finished."""
+    samples = result.step * recipe.training.batch_size
+    write_json(
+        folder / "training.json",
+        {
+            "steps": result.step,
+            "samples": samples,
+            "seconds": result.seconds,
+            "samples_per_second": samples / result.seconds if result.seconds else None,
+            "parameters": sum(p.numel() for p in step.parameters()),
+            "valid": dict(result.valid),
+            "processes": context.world_size,
+            "hardware": hardware(context.device),
+            "versions": versions(),
+            "commit": commit(),
+        },
+    )

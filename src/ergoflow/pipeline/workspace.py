@@ -1,0 +1,95 @@
+"""Where files live below one root, and what is written beside every result about the machine that made it.
+
+ROOT/data/<dataset>/            trajectories, stats.yaml, dataset.json
+ROOT/runs/<recipe>/seed<N>/     recipe.json, model.safetensors, state/, log.jsonl, rollout/, scores.json, curves.npz
+ROOT/report/                    index.html, figures, tables.json, tables.csv
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ergoflow import __version__
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folders of one root."""
+
+    root: Path
+
+    def dataset(self, name: str) -> Path:
+        """Folder of a data set."""
+        return self.root / "data" / name
+
+    def run(self, name: str, seed: int) -> Path:
+        """Folder of one trained model."""
+        return self.root / "runs" / name / f"seed{seed}"
+
+    @property
+    def report(self) -> Path:
+        """Folder of the report."""
+        return self.root / "report"
+
+    def scored_runs(self) -> list[Path]:
+        """Run folders that hold scores, in a stable order."""
+        return sorted(path.parent for path in self.root.glob("runs/*/seed*/scores.json"))
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `name`; `auto` is the first GPU, or the CPU where there is none."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name} needs a CUDA GPU, but this machine shows none; use --device cpu")
+    return device
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """The machine behind a number."""
+    facts: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if device.type == "cuda":
+        facts["memory_gib"] = round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1)
+    return facts
+
+
+def versions() -> dict[str, str]:
+    """The software behind a number."""
+    return {"ergoflow": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+def commit() -> str:
+    """Commit of the source tree, with `+` if files differ from it; `unknown` outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True)
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "unknown"
+    if head.returncode:
+        return "unknown"
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

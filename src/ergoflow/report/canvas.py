@@ -1,0 +1,243 @@
+"""How every figure looks and how it is saved: inks, line styles, legends, theme-following SVG and PNG.
+
+A figure is drawn once. As PNG it gets a white ground; as SVG its ink becomes `currentColor` and its ground is
+transparent, so that one drawing serves the light page, the dark page and print.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+#: Text, axes and the truth. An odd value, because the SVG writer finds it again by its name.
+INK = "#1d2531"
+
+#: Mid tones with a contrast of at least 3:1 on the light and on the dark page.
+PALETTE = ("#3a7fc1", "#cf6a26", "#2f9160", "#c9495f", "#8a6bc4", "#238f9a", "#a5742f", "#c0589a")
+DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (3, 1.5)))
+
+REFERENCE_DASHES = {"persistence": (0, (4, 2)), "climatology": (0, (1, 1.5)), "zero": (0, (6, 2, 1, 2))}
+LEGEND_NAME_LENGTH = 30
+#: Largest size on the page in pixels per point, so that all figures share one text size.
+SVG_SCALE = 1.42
+
+_STYLE: Any = {
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.linewidth": 0.7,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+}
+
+
+@dataclass(frozen=True)
+class LineStyle:
+    """Colour, dash and width of one run, the same in every figure."""
+
+    color: str
+    dash: Any
+    width: float
+
+
+def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
+    """A distinct style per name: colours first, then dashes; thinner when many share an axis."""
+    width = 1.7 if len(names) <= 4 else 1.2 if len(names) <= 10 else 0.9
+    return {
+        name: LineStyle(PALETTE[i % len(PALETTE)], DASHES[i // len(PALETTE) % len(DASHES)], width)
+        for i, name in enumerate(names)
+    }
+
+
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, **layout: Any
+) -> tuple[Figure, np.ndarray]:
+    """A styled figure of the given inches and its (rows, columns) array of axes.
+
+    No global state is touched.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, **layout)
+    return figure, axes
+
+
+def add_grid(axes: Axes) -> None:
+    """Faint lines behind the data."""
+    axes.grid(visible=True, color=INK, alpha=0.12, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def set_title(axes: Axes, text: str) -> None:
+    """A panel's title in the page's ink and size."""
+    axes.set_title(text, fontsize=_STYLE["axes.titlesize"], color=INK)
+
+
+def add_colorbar(figure: Figure, image: Any, axes: Sequence[Axes], *, label: str = "", extend: str = "neither") -> None:
+    """A colour bar beside some panels, without a frame."""
+    bar = figure.colorbar(image, ax=list(axes), shrink=0.85, extend=extend, aspect=22)
+    bar.set_label(label, fontsize=_STYLE["axes.labelsize"], color=INK)
+    bar.ax.tick_params(colors=INK, labelsize=_STYLE["ytick.labelsize"], width=0.7)
+    bar.outline.set_visible(False)
+
+
+def add_legend(figure: Figure, axes: Axes) -> None:
+    """A legend under the axes in as many columns as fit; the figure grows by what the legend needs."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    many = len(labels) > 8
+    columns = max(1, min(len(labels), int(figure.get_figwidth() * 16 / (max(map(len, labels)) + 6))))
+    lines = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + lines * (0.16 if many else 0.19) + 0.08)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=7.0 if many else 8.0,
+        labelcolor=INK,
+        handlelength=2.6,
+        columnspacing=1.4,
+        labelspacing=0.3,
+    )
+
+
+def log_ticks(axes: Axes, which: str) -> None:
+    """Decade ticks on a logarithmic axis, written with Unicode exponents so that SVG text stays plain."""
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_locator(LogLocator(base=10.0, numticks=7))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def power_of_ten(value: float) -> str:
+    """1000.0 -> "10³"; plain digits between 0.01 and 100."""
+    if value <= 0:
+        return ""
+    if 0.0099 < value < 101:
+        return f"{value:g}"
+    exponent = round(np.log10(value))
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def shorten(name: str) -> str:
+    """The name, cut in the middle when a legend could not hold it; never read as mathematics."""
+    name = " ".join(name.split()).lstrip("_") or "unnamed"
+    if len(name) > LEGEND_NAME_LENGTH:
+        half = LEGEND_NAME_LENGTH // 2
+        name = f"{name[:half]}…{name[-half + 1 :]}"
+    return name.replace("$", r"\$")
+
+
+def color_map(name: str) -> Colormap:
+    """A cmocean map: `balance` for signed fields, `thermal` or `amp` for magnitudes."""
+    with warnings.catch_warnings():
+        # cmocean 4.0 builds its maps with an argument that matplotlib 3.11 announced the end of.
+        warnings.filterwarnings("ignore", message="Passing 'N' to ListedColormap")
+        import cmocean
+    maps: dict[str, Colormap] = cmocean.cm.cmap_d
+    if name not in maps:
+        raise ValueError(f"colour map must be one of cmocean's, got {name!r}; try balance, thermal or amp")
+    return maps[name]
+
+
+def shrink(field: np.ndarray, side: int) -> np.ndarray:
+    """The last two axes averaged over equal blocks until neither is longer than `side`.
+
+    The last block may be shorter than the others.
+    """
+    for axis in (-1, -2):
+        length = field.shape[axis]
+        block = -(-length // side)
+        if block > 1:
+            starts = np.arange(0, length, block)
+            sizes = np.diff(np.append(starts, length))
+            # inf - inf inside a block is NaN, which is drawn as "not finite" like its neighbours.
+            with np.errstate(invalid="ignore"):
+                sums = np.add.reduceat(field, starts, axis=axis)
+            field = sums / (sizes if axis == -1 else sizes[:, None])
+    return field
+
+
+def to_png(figure: Figure, *, dpi: int = 160) -> bytes:
+    """The figure as PNG on white, for sharing."""
+    stream = io.BytesIO()
+    with _any_glyph():
+        figure.savefig(stream, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    return stream.getvalue()
+
+
+def to_svg(figure: Figure, *, identifier: str, label: str) -> str:
+    """The figure as an inline `<svg>` element that inherits ink and font from the page.
+
+    `identifier` (letters, digits, dashes) keeps the ids of several drawings on one page apart; `label` must
+    be escaped.
+    """
+    stream = io.StringIO()
+    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": identifier, "image.composite_image": False}
+    with matplotlib.rc_context(settings), _any_glyph():
+        figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
+    svg = stream.getvalue()
+    svg = svg[svg.index("<svg") :]
+    width, height = figure.get_size_inches() * 72
+    svg = re.sub(r"<svg[^>]*>", "", svg, count=1)
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
+    svg = re.sub(r"font(?:-family)?: [^;\"]*sans-serif[^;\"]*;? ?", _font_size_only, svg)
+    svg = re.sub(r' style="image-rendering:[^"]*"', "", svg)
+    svg = svg.replace("xlink:href", "href").replace("base64,\n", "base64,").replace(INK, "currentColor")
+    svg = re.sub(r"<[^>]*>", _short_numbers, _rename_ids(svg, identifier))
+    head = f'<svg role="img" aria-label="{label}" viewBox="0 0 {width:.1f} {height:.1f}"'
+    return f'{head} style="max-width:{width * SVG_SCALE:.0f}px">{svg}'
+
+
+@contextmanager
+def _any_glyph() -> Iterator[None]:
+    """Let names hold letters that matplotlib's font lacks: the page draws them with the reader's fonts."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def _short_numbers(tag: re.Match[str]) -> str:
+    """Coordinates inside a tag with two decimals: a hundredth of a point is invisible. Text is left alone."""
+    return re.sub(r"(\d+\.\d\d)\d+", r"\1", tag.group())
+
+
+def _font_size_only(match: re.Match[str]) -> str:
+    """Drop the font family, keep a size given in the `font` shorthand."""
+    size = re.search(r"[\d.]+px", match.group())
+    return f"font-size: {size.group()}; " if size else ""
+
+
+def _rename_ids(svg: str, identifier: str) -> str:
+    """Prefix the ids that something refers to and drop the others, so that ids are unique on the page."""
+    used = set(re.findall(r"""(?:url\(#|href="#)([^)"]+)""", svg))
+    svg = re.sub(r' id="([^"]+)"', lambda m: f' id="{identifier}-{m[1]}"' if m[1] in used else "", svg)
+    return re.sub(r"""(url\(#|href="#)""", rf"\1{identifier}-", svg)

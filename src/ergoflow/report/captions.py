@@ -1,0 +1,83 @@
+"""The words beside each figure: its title, how its numbers are defined and what to look for."""
+
+from __future__ import annotations
+
+TITLES = {
+    "error-growth": "Error over lead time",
+    "spectrum": "Energy spectrum",
+    "autocorrelation": "Time correlation",
+    "pdf": "Distribution of values",
+    "energy": "Energy over the roll-out",
+    "enstrophy": "Enstrophy over the roll-out",
+    "walls": "Wall statistics",
+    "operator": "The latent operator",
+    "lyapunov": "Lyapunov spectrum",
+    "training": "Training",
+    "kinetic-energy": "Turbulent kinetic energy",
+    "snapshots": "Forecast beside the truth",
+    "attention": "Attention kernels",
+}
+
+_STABILITY = (
+    "at every step of the free-running model, one line per test trajectory (first seed). A stable model "
+    "stays in the band, the truth's mean ± 5 standard deviations. A slow drift is a wrong climate; a cross "
+    "marks a roll-out that diverged."
+)
+
+CAPTIONS = {
+    "error-growth": (
+        "Relative L2: mean over test trajectories of ‖prediction − truth‖ / ‖truth‖ at each lead time, one "
+        "norm over grid and channels. On the logarithmic axis chaos is a straight line: look for how low a "
+        "model starts and when it meets the grey forecasts; unrelated samples of one flow score about 1.4. "
+        "Bands: 95 % bootstrap over trajectories, or ± one standard deviation over seeds. A cross marks "
+        "where a roll-out fails."
+    ),
+    "spectrum": (
+        "Energy summed over the modes of each shell, n = floor(|k| + ½), corners dropped, averaged over "
+        "trajectories and time. The lower panel divides by the truth: a faithful model stays inside the "
+        "truth-against-truth band. A fall at the right is lost fine structure, a rise is noise that will "
+        "grow."
+    ),
+    "autocorrelation": (
+        "Correlation of the field with itself some steps later, mean field removed, the same origins for "
+        "all lags. A mixing flow forgets monotonically; a model that forgets too slowly has collapsed or "
+        "frozen, one that rings is nearly periodic. Δλ compares exponential fits to these curves: read it "
+        "beside the integral time and the largest gap."
+    ),
+    "pdf": (
+        "Probability density of the point values over all trajectories and times. Look at the tails: the "
+        "logarithmic axis shows whether extremes are as frequent as they should be."
+    ),
+    "energy": f"Mean energy {_STABILITY}",
+    "enstrophy": f"Mean enstrophy {_STABILITY}",
+    "walls": (
+        "Mean streamwise velocity and fluctuations in wall units, both walls averaged. Dotted: the law of "
+        "the wall, U⁺ = y⁺ and U⁺ = 2.5 ln y⁺ + 5.5. Circles: direct numerical simulation at Re_τ = 180. "
+        "Look at the peak of u′⁺ near y⁺ = 15."
+    ),
+    "operator": (
+        "Eigenvalues of the latent operator G in the complex plane and its singular values in descending "
+        "order (first seed). An orthogonal G has all eigenvalues on the circle and all singular values at "
+        "one; a penalty that only fixes the mean gain lets them scatter."
+    ),
+    "lyapunov": (
+        "Exponents of the solver and of the learned map by the same code (tangent vectors, QR at every "
+        "step). The first sets how fast forecasts lose their worth; matching it is needed for the right "
+        "predictability, and does not suffice for the right climate."
+    ),
+    "training": "Training loss over optimiser steps (first seed); dots: validation relative L2 of one step.",
+    "kinetic-energy": (
+        "(1/d) Σ Var(uᵢ) per grid point, pooled over time and trajectories, and its absolute error in per "
+        "cent of the truth. Small uniform errors are sampling noise; structure in the error is a wrong "
+        "mean flow."
+    ),
+    "snapshots": (
+        "First channel of one test trajectory: truth, prediction, and prediction − truth, at growing lead "
+        "times. Early, look for blur and displaced vortices; late, the two may differ entirely and still "
+        "share one climate."
+    ),
+    "attention": (
+        "Axial kernels, each on its own symmetric scale. A bright diagonal is local transport; a smooth "
+        "plane is a global mean."
+    ),
+}

@@ -1,0 +1,226 @@
+"""Figures of the flow: error growth, spectra, correlations, densities, stability, walls.
+
+Each function takes arrays and returns a matplotlib `Figure`; nothing is computed here that a table reports.
+Models come as a mapping from run name to curve, and keep the colour and dash of `line_styles` in every
+figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ergoflow.report.canvas import (
+    INK,
+    REFERENCE_DASHES,
+    add_grid,
+    add_legend,
+    line_styles,
+    log_ticks,
+    new_figure,
+    set_title,
+    shorten,
+)
+
+#: Beyond this many points per figure the series are thinned: a browser draws no more.
+MAX_SERIES_POINTS = 16_000
+#: With more models than this their bands hide one another and are left out.
+MAX_BANDS = 6
+#: The stability band of METRICS.md, in standard deviations of the truth.
+SIGMA_BAND = 5.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line `y` over `x` with an optional band from `low` to `high`; the last axes have one length."""
+
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+
+def draw_error_growth(models: Mapping[str, Curve], references: Mapping[str, Curve], *, step_seconds: float) -> Figure:
+    """Relative L2 error against lead time on a logarithmic ordinate, where exponential growth is straight."""
+    figure, ((axes,),) = new_figure(5.0, 3.1)
+    for name, curve in references.items():
+        dash = REFERENCE_DASHES.get(name, "dotted")
+        axes.plot(curve.x, curve.y, color=INK, alpha=0.6, linewidth=1.1, linestyle=dash, label=name)
+    _draw_models(axes, models)
+    axes.set_yscale("log")
+    log_ticks(axes, "y")
+    axes.set(xlabel=f"lead time (steps of {step_seconds:g} s)", ylabel="relative L2 error")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return _finish(figure, axes)
+
+
+def draw_spectrum(models: Mapping[str, Curve], truth: Curve) -> Figure:
+    """Energy per shell above, ratio to the truth below; the band is truth against truth."""
+    figure, axes = new_figure(5.0, 4.0, rows=2, sharex=True, gridspec_kw={"height_ratios": (2.2, 1)})
+    top, bottom = axes[:, 0]
+    # A logarithmic axis has no room for the mean flow (shell 0).
+    truth, models = _positive(truth), {name: _positive(curve) for name, curve in models.items()}
+    _draw_truth(top, truth)
+    _draw_models(top, models)
+    _draw_truth(bottom, _ratio(truth, truth))
+    _draw_models(bottom, {name: _ratio(curve, truth) for name, curve in models.items()})
+    for panel in (top, bottom):
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        log_ticks(panel, "y")
+        add_grid(panel)
+    bottom.set_ylim(0.2, 5.0)
+    bottom.set_yticks([0.2, 0.5, 1, 2, 5], labels=["0.2", "0.5", "1", "2", "5"])
+    bottom.minorticks_off()
+    ticks = [2**power for power in range(12) if truth.x[0] <= 2**power <= truth.x[-1]]
+    bottom.set_xticks(ticks, labels=[str(tick) for tick in ticks])
+    bottom.set(xlabel="wavenumber shell", ylabel="model / truth")
+    top.set_ylabel("energy")
+    add_legend(figure, top)
+    return figure
+
+
+def draw_autocorrelation(models: Mapping[str, Curve], truth: Curve, *, step_seconds: float) -> Figure:
+    """Time correlation of the truth and of each model."""
+    figure, ((axes,),) = new_figure(5.0, 3.1)
+    axes.axhline(0, color=INK, alpha=0.4, linewidth=0.7)
+    _draw_truth(axes, truth)
+    _draw_models(axes, models)
+    axes.set(xlabel=f"lag (steps of {step_seconds:g} s)", ylabel="autocorrelation")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return _finish(figure, axes)
+
+
+def draw_density(models: Mapping[str, Curve], truth: Curve) -> Figure:
+    """Probability density of the point values with a logarithmic ordinate, which shows the tails."""
+    figure, ((axes,),) = new_figure(5.0, 3.1)
+    _draw_truth(axes, truth)
+    _draw_models(axes, models)
+    axes.set_yscale("log")
+    log_ticks(axes, "y")
+    axes.set(xlabel="field value", ylabel="probability density")
+    return _finish(figure, axes)
+
+
+def draw_series(
+    models: Mapping[str, Curve], truth: np.ndarray, *, quantity: str, diverged_at: Mapping[str, Sequence[int]]
+) -> Figure:
+    """Every trajectory's energy or enstrophy (J, T) over the roll-out, with the truth's mean ± 5 σ band.
+
+    A cross marks the last value of a roll-out that left the finite numbers or is listed in `diverged_at`
+    (-1 = never).
+    """
+    figure, ((axes,),) = new_figure(5.0, 3.1)
+    styles = line_styles(list(models))
+    mean, half = float(truth.mean()), SIGMA_BAND * float(truth.std())
+    limits = (mean - 2 * half, mean + 2 * half)
+    axes.axhspan(mean - half, mean + half, color=INK, alpha=0.09, linewidth=0, label=f"truth ± {SIGMA_BAND:g} σ")
+    axes.axhline(mean, color=INK, linewidth=1.1, label="truth, mean")
+    stride = max(1, -(-sum(curve.y.size for curve in models.values()) // MAX_SERIES_POINTS))
+    for name, curve in models.items():
+        style = styles[name]
+        for index, values in enumerate(curve.y):
+            line = axes.plot(
+                curve.x[::stride], values[::stride], color=style.color, linestyle=style.dash, linewidth=0.8
+            )
+            line[0].set_label(shorten(name) if index == 0 else "_nolegend_")
+        _mark_divergences(axes, curve, diverged_at.get(name, ()), style.color, limits)
+    if half > 0:
+        axes.set_ylim(*limits)
+    axes.set(xlabel="step of the roll-out", ylabel=quantity)
+    return _finish(figure, axes)
+
+
+def draw_walls(mean: Mapping[str, Curve], rms: Mapping[str, Mapping[str, Curve]]) -> Figure:
+    """Mean profile U⁺(y⁺) with the law of the wall, and one panel per component of the fluctuations.
+
+    `mean` and each entry of `rms` map a source ("truth", "dns" or a run name) to its profile over y⁺.
+    """
+    figure, axes = new_figure(10.8, 3.4, columns=1 + len(rms))
+    panels = axes[0]
+    edge = max(float(curve.x.max()) for curve in mean.values())
+    # Kim, Moin & Moser (1987) at Re_tau = 180: U+ = y+ and U+ = 2.5 ln y+ + 5.5, which meet at y+ = 11.6.
+    sublayer, log_layer = np.geomspace(1, 11.6, 20), np.geomspace(11.6, max(edge, 12), 20)
+    law = {"color": INK, "alpha": 0.5, "linewidth": 0.8, "linestyle": "dotted"}
+    panels[0].plot(sublayer, sublayer, label="law of the wall", **law)
+    panels[0].plot(log_layer, 2.5 * np.log(log_layer) + 5.5, **law)
+    panels[0].set_xscale("log")
+    log_ticks(panels[0], "x")
+    for panel, title, profiles in zip(panels, ("U⁺", *rms), (mean, *rms.values()), strict=True):
+        if "dns" in profiles:
+            dns = profiles["dns"]
+            panel.plot(dns.x, dns.y, "o", color=INK, markersize=2.6, fillstyle="none", label="DNS")
+        if "truth" in profiles:
+            _draw_truth(panel, profiles["truth"])
+        _draw_models(panel, {name: curve for name, curve in profiles.items() if name not in ("truth", "dns")})
+        panel.set_xlabel("y⁺")
+        set_title(panel, title)
+        add_grid(panel)
+    add_legend(figure, panels[0])
+    return figure
+
+
+def _draw_truth(axes: Axes, truth: Curve) -> None:
+    if truth.low is not None and truth.high is not None:
+        axes.fill_between(
+            truth.x, truth.low, truth.high, color=INK, alpha=0.16, linewidth=0, label="truth against truth"
+        )
+    axes.plot(truth.x, truth.y, color=INK, linewidth=1.9, label="truth")
+
+
+def _draw_models(axes: Axes, models: Mapping[str, Curve]) -> None:
+    styles = line_styles(list(models))
+    for name, curve in models.items():
+        style = styles[name]
+        if curve.low is not None and curve.high is not None and len(models) <= MAX_BANDS:
+            axes.fill_between(curve.x, curve.low, curve.high, color=style.color, alpha=0.18, linewidth=0)
+        (line,) = axes.plot(curve.x, curve.y, color=style.color, linestyle=style.dash, linewidth=style.width)
+        line.set_label(shorten(name))
+        lost = np.flatnonzero(~np.isfinite(curve.y))
+        if lost.size and lost[0] > 0:
+            axes.plot(curve.x[lost[0] - 1], curve.y[lost[0] - 1], "x", color=style.color, markersize=7)
+
+
+def _mark_divergences(
+    axes: Axes, curve: Curve, diverged_at: Sequence[int], color: str, limits: tuple[float, float]
+) -> None:
+    for index, values in enumerate(curve.y):
+        lost = np.flatnonzero(~np.isfinite(values))
+        step = diverged_at[index] if index < len(diverged_at) else -1
+        if lost.size:
+            last = max(int(lost[0]) - 1, 0)
+        elif step >= 0:
+            last = min(int(np.searchsorted(curve.x, step)), len(curve.x) - 1)
+        else:
+            continue
+        # A roll-out that was never finite is marked at the top edge.
+        height = float(np.clip(values[last], *limits)) if np.isfinite(values[last]) else limits[1]
+        axes.plot(curve.x[last], height, "x", color=color, markersize=8, clip_on=False)
+
+
+def _positive(curve: Curve) -> Curve:
+    keep = curve.x > 0
+    low, high = (None if bound is None else bound[keep] for bound in (curve.low, curve.high))
+    return Curve(curve.x[keep], curve.y[keep], low, high)
+
+
+def _ratio(curve: Curve, truth: Curve) -> Curve:
+    """The curve divided by the truth on the abscissae they share."""
+    shared, here, there = np.intersect1d(curve.x, truth.x, return_indices=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        y, low, high = (
+            None if part is None else part[here] / truth.y[there] for part in (curve.y, curve.low, curve.high)
+        )
+    assert y is not None
+    return Curve(shared, y, low, high)
+
+
+def _finish(figure: Figure, axes: Axes) -> Figure:
+    add_grid(axes)
+    add_legend(figure, axes)
+    return figure

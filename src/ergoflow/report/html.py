@@ -1,0 +1,217 @@
+"""The page people share: one self-contained HTML file, with PNG figures and plain tables beside it.
+
+`render` writes `index.html`, the figures as `*.png`, `tables.json` and `tables.csv`. The page loads
+nothing: style, script, drawings and frames are inside it, and its content policy forbids the rest. Equal
+runs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+import numpy as np
+
+from ergoflow.report import markup, published
+from ergoflow.report.canvas import to_png, to_svg
+from ergoflow.report.player import MAX_PIXELS, pack_player
+from ergoflow.report.runs import RunGroup, RunView, group_runs, slugify, task_of
+from ergoflow.report.sections import figure_items
+from ergoflow.report.summary import cards, sentence
+from ergoflow.report.tables import Table, build_table, to_csv, to_json
+
+#: Points of all maps of a page (about four bytes each), and the panels one run usually shows.
+MAP_PIXELS = 900_000
+PANELS_PER_RUN = 18
+
+
+def render(runs: Sequence[RunView], folder: Path, *, title: str) -> Path:
+    """Write the report of all runs into `folder` and return the path of its `index.html`.
+
+    Each file appears whole or not at all (temporary name, fsync, rename); the page comes last.
+    """
+    by_task = _by_task(group_runs(runs))
+    tables = [build_table(groups) for groups in by_task.values()]
+    folder.mkdir(parents=True, exist_ok=True)
+    chapters = []
+    budget = _Budget.of(by_task)
+    for (slug, groups), table in zip(by_task.items(), tables, strict=True):
+        chapters.append(_chapter(slug, groups, table, folder, budget))
+    sentences = [sentence(table, groups) for table, groups in zip(tables, by_task.values(), strict=True)]
+    _write(folder / "tables.json", to_json(tables).encode())
+    _write(folder / "tables.csv", to_csv(tables).encode())
+    page = folder / "index.html"
+    _write(page, _page(title, sentences, list(by_task), tables, chapters).encode())
+    return page
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """How finely images are stored, so that the page stays small enough to send."""
+
+    map_side: int
+    player_pixels: int
+
+    @classmethod
+    def of(cls, by_task: Mapping[str, Sequence[RunGroup]]) -> _Budget:
+        runs = sum(len(groups) for groups in by_task.values())
+        side = int(np.clip((MAP_PIXELS / (PANELS_PER_RUN * runs)) ** 0.5, 24, 128))
+        return cls(map_side=side, player_pixels=MAX_PIXELS // len(by_task))
+
+
+def _by_task(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
+    """Groups gathered by dataset and step length, keyed by a slug that is unique on the page."""
+    tasks: dict[tuple[str, float], list[RunGroup]] = {}
+    for group in groups:
+        tasks.setdefault(task_of(group.first), []).append(group)
+    slugs: dict[str, list[RunGroup]] = {}
+    for (dataset, _), members in tasks.items():
+        slug = slugify(dataset)
+        slugs[slug if slug not in slugs else f"{slug}-{len(slugs) + 1}"] = members
+    return slugs
+
+
+def _page(
+    title: str,
+    sentences: Sequence[str],
+    slugs: Sequence[str],
+    tables: Sequence[Table],
+    chapters: Sequence[str],
+) -> str:
+    script = _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    links = "".join(
+        f'<a href="#{slug}">{escape(table.dataset)} <span>{table.step_seconds:g} s</span></a>'
+        for slug, table in zip(slugs, tables, strict=True)
+    )
+    return Template(_asset("page.html")).substitute(
+        title=escape(title),
+        verdict="".join(f'<p class="verdict">{escape(text)}</p>' for text in sentences),
+        links=links if len(slugs) > 1 else "",
+        style=_asset("page.css"),
+        script=script,
+        digest=digest,
+        chapters="".join(chapters),
+        paper=escape(published.PAPER),
+        caveat=escape(published.CAVEAT),
+        printed="".join(markup.published_table(table) for table in published.TABLES),
+    )
+
+
+def _chapter(slug: str, groups: Sequence[RunGroup], table: Table, folder: Path, budget: _Budget) -> str:
+    """One task's part of the page; its figures are also written as PNG."""
+    parts = [_heading(slug, groups, table), markup.card_list(cards(table, groups))]
+    parts.append("<h3>Scores</h3>")
+    parts.append(_tables(slug, table))
+    parts.append(_player(slug, groups, budget))
+    parts.append(_figures(slug, groups, folder, budget))
+    parts.append("<h3>Provenance</h3>")
+    parts.append(markup.provenance(groups))
+    return f'<section class="chapter" id="{slug}">{"".join(parts)}</section>'
+
+
+def _heading(slug: str, groups: Sequence[RunGroup], table: Table) -> str:
+    tests = sorted(
+        {(run.scores["num_trajectories"], run.scores["rollout_steps"]) for group in groups for run in group.runs}
+    )
+    words = "; ".join(f"{count} test trajectories, {steps:,} steps" for count, steps in tests)
+    warning = "" if len(tests) == 1 else " Runs were scored on different tests: compare them with care."
+    return (
+        f"<h2>{escape(table.dataset)} <span>{table.step_seconds:g} s per step</span></h2>"
+        f'<p class="meta">{words}.{warning}</p>'
+    )
+
+
+def _tables(slug: str, table: Table) -> str:
+    caption = f"Headline metrics on {table.dataset}: value, 95 % interval and verdict"
+    parts = [
+        markup.score_table(table, table.headlines, identifier=f"{slug}-scores", caption=caption),
+        markup.verdict_key(),
+    ]
+    if any(row.kind == "printed" for row in table.rows):
+        parts.append(f'<p class="caveat">{escape(published.CAVEAT)}</p>')
+    if table.further:
+        further = markup.score_table(
+            table, table.further, identifier=f"{slug}-further", caption=f"Further metrics on {table.dataset}"
+        )
+        parts.append(f"<details><summary>Further metrics ({len(table.further)})</summary>{further}</details>")
+    return "".join([*parts, markup.definitions(table)])
+
+
+def _figures(slug: str, groups: Sequence[RunGroup], folder: Path, budget: _Budget) -> str:
+    compared: list[str] = []
+    maps: list[str] = []
+    shown: list[str] = []
+    for item in figure_items(groups, side=budget.map_side):
+        identifier = f"{slug}-{item.slug}"
+        _write(folder / f"{identifier}.png", to_png(item.figure))
+        # The panels have found their places; finding them again takes as long as drawing.
+        item.figure.set_layout_engine("none")
+        svg = to_svg(item.figure, identifier=identifier, label=escape(item.alt))
+        if item.run is not None and item.run not in shown:
+            shown.append(item.run)
+        hidden = item.run is not None and item.run != shown[0]
+        block = markup.figure_block(item, svg, identifier=identifier, hidden=hidden)
+        (compared if item.run is None else maps).append(block)
+    parts = []
+    if compared:
+        parts.append(f'<h3>Compare</h3><div class="figures">{"".join(compared)}</div>')
+    if maps:
+        menu = markup.run_menu(shown, identifier=f"{slug}-runs")
+        parts.append(f'<h3>Look closer</h3>{menu}<div class="figures maps">{"".join(maps)}</div>')
+    return "".join(parts)
+
+
+def _player(slug: str, groups: Sequence[RunGroup], budget: _Budget) -> str:
+    """The player of all runs with frames at the steps of the first run that has any; "" without frames."""
+    models: dict[str, np.ndarray] = {}
+    left_out = []
+    for group in groups:
+        steps, truth, model = (group.first.curve(f"player/{part}") for part in ("steps", "truth", "model"))
+        if steps is None or truth is None or model is None or truth.ndim != 3:
+            continue
+        if not models:
+            shared_steps, shared_truth, axes = steps, truth, group.plane_axes
+        if np.array_equal(steps, shared_steps) and model.shape == shared_truth.shape:
+            models[group.name] = model
+        else:
+            left_out.append(group.name)
+    if not models:
+        return ""
+    data = pack_player(
+        shared_steps,
+        shared_truth,
+        models,
+        step_seconds=task_of(groups[0].first)[1],
+        axes=axes,
+        max_pixels=budget.player_pixels,
+    )
+    return f"<h3>Watch</h3>{markup.player_block(data, left_out, identifier=f'{slug}-player')}"
+
+
+def _asset(name: str) -> str:
+    return resources.files("ergoflow.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file so that it is either whole or absent."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        # mkstemp makes private files; a report is for sharing.
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,247 @@
+"""HTML of the page's parts: cards, tables, player, figures, provenance.
+
+Every function returns a string; every text that comes from a run goes through `html.escape`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from ergoflow.report.published import PublishedTable
+from ergoflow.report.runs import RunGroup, RunView
+from ergoflow.report.sections import FigureItem
+from ergoflow.report.summary import Card, duration, number
+from ergoflow.report.tables import Cell, Column, Row, Table
+
+#: Verdict -> (CSS class, symbol, words); the symbol carries the meaning where colour cannot.
+MARKS = {
+    "at floor": ("floor", "●", "at the noise floor: not distinguishable from truth against truth"),
+    "better": ("better", "▲", "better than every trivial forecast"),
+    "worse": ("worse", "▼", "not better than the best trivial forecast"),
+    "failed": ("failed", "✕", "failed: a roll-out left the finite numbers"),
+}
+
+_PUBLISHED_LABELS = {
+    "relative_l2@5": "Rel-L2, τ = 5",
+    "relative_l2@25": "Rel-L2, τ = 25",
+    "me_ape": "ME-APE",
+    "me_lrw": "ME-LRw",
+    "delta_lambda": "Δλ",
+    "pca_kl": "KLD",
+    "parameters": "parameters",
+    "runtime_ms": "runtime (ms)",
+    "memory_mb": "memory (MB)",
+    "gflops": "10⁹ multiply-adds",
+}
+
+
+def card_list(cards: Sequence[Card]) -> str:
+    """The cards on top of a chapter."""
+    items = []
+    for card in cards:
+        css = MARKS[card.verdict][0] if card.verdict else "plain"
+        mark = f' <span class="mark" aria-hidden="true">{MARKS[card.verdict][1]}</span>' if card.verdict else ""
+        items.append(
+            f'<li class="card {css}"><span class="label">{escape(card.label)}</span>'
+            f'<span class="value">{escape(card.value)}{mark}</span>'
+            f'<span class="note">{escape(card.note)}</span></li>'
+        )
+    return f'<ul class="cards">{"".join(items)}</ul>'
+
+
+def score_table(table: Table, columns: Sequence[Column], *, identifier: str, caption: str) -> str:
+    """A sortable table; a column with variants carries all of them and a menu that picks one."""
+    head = "".join(_header(table, column) for column in columns)
+    body = "".join(_row(table, row, columns) for row in table.rows if _has_any(table, row, columns))
+    return (
+        f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
+        f'<table id="{identifier}" class="scores">'
+        f"<caption>{escape(caption)}</caption>"
+        f'<thead><tr><th scope="col" aria-sort="none">'
+        f'<button type="button" class="sort" data-first="ascending">forecast</button></th>'
+        f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def verdict_key() -> str:
+    """What the symbols mean."""
+    items = "".join(
+        f'<li><span class="mark {css}" aria-hidden="true">{symbol}</span> {escape(words)}</li>'
+        for css, symbol, words in MARKS.values()
+    )
+    return f'<ul class="key">{items}</ul>'
+
+
+def definitions(table: Table) -> str:
+    """How each number of the table is defined, variants included."""
+    items = "".join(
+        f"<dt>{escape(column.label)}{' <em>variant</em>' if column.variant_of else ''}</dt>"
+        f"<dd>{escape(column.definition)} {column.better.capitalize()} is better.</dd>"
+        for column in table.columns
+    )
+    return f"<details><summary>How each number is defined</summary><dl>{items}</dl></details>"
+
+
+def published_table(table: PublishedTable) -> str:
+    """One of the paper's tables as printed."""
+    head = "".join(f'<th scope="col">{_PUBLISHED_LABELS[key]}</th>' for key in table.columns)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{value:,}</td>" for value in values)}</tr>'
+        for label, values in table.rows.items()
+    )
+    return (
+        f'<div class="scroll"><table class="plain"><caption>{table.source}. {escape(table.caption)}</caption>'
+        f'<thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def player_block(data: dict[str, Any], left_out: Sequence[str], *, identifier: str) -> str:
+    """The player's shell, filled by the page's script from the JSON beside it, and who is not in it."""
+    absent = f'<p class="meta">Frames at other steps, not shown: {escape(", ".join(left_out))}.</p>' if left_out else ""
+    return (
+        f'<section class="player" id="{identifier}" tabindex="0" '
+        'aria-label="Player: truth, predictions and errors. Space plays, arrow keys step, Home and End jump, '
+        'plus and minus change the speed.">'
+        '<fieldset class="chips"><legend>Models</legend></fieldset>'
+        '<div class="tiles"></div><div class="scales"></div>'
+        '<div class="controls"><button type="button" class="back" aria-label="Step back">◀</button>'
+        '<button type="button" class="play" aria-pressed="false">Play</button>'
+        '<button type="button" class="next" aria-label="Step forward">▶</button>'
+        '<label class="scrub">Frame <input type="range" class="frame" min="0" max="0" value="0"></label>'
+        '<label>Speed <input type="range" class="speed" min="1" max="30" value="8"></label>'
+        '<output class="readout"></output></div>'
+        "<noscript><p>The player needs JavaScript; the figures below show the same fields.</p></noscript>"
+        f"{absent}{data_block(data)}</section>"
+    )
+
+
+def figure_block(item: FigureItem, svg: str, *, identifier: str, hidden: bool) -> str:
+    """A figure with its title and caption; a map also carries the run it belongs to."""
+    run = "" if item.run is None else f' data-run="{escape(item.run)}"'
+    classes = "wide" if item.wide else "half"
+    return (
+        f'<figure id="{identifier}" class="{classes}"{run}{" hidden" if hidden else ""}>'
+        f'<h4>{escape(item.title)}</h4><div class="drawing">{svg}</div>'
+        f"<figcaption>{escape(item.caption)}</figcaption></figure>"
+    )
+
+
+def run_menu(names: Sequence[str], *, identifier: str) -> str:
+    """A menu that chooses whose maps are shown."""
+    options = "".join(f'<option value="{escape(name)}">{escape(name)}</option>' for name in names)
+    menu = f'<select class="runs" id="{identifier}">{options}</select>'
+    return f'<p class="menu"><label>Maps of {menu}</label></p>'
+
+
+def provenance(groups: Sequence[RunGroup]) -> str:
+    """Who made these numbers: run by run, then recipe, hardware and versions in full."""
+    runs = [run for group in groups for run in group.runs]
+    stages = ("simulate_s", "train_s", "predict_s", "score_s")
+    head = "".join(
+        f'<th scope="col">{name}</th>'
+        for name in (
+            "run",
+            "seed",
+            "parameters",
+            "survival",
+            "commit",
+            "simulate",
+            "train",
+            "predict",
+            "score",
+        )
+    )
+    rows = "".join(_provenance_row(run, stages) for run in runs)
+    details = "".join(_recipe_details(run) for run in runs)
+    return (
+        f'<div class="scroll"><table class="plain"><caption>Runs behind this page</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{details}"
+    )
+
+
+def data_block(data: Any) -> str:
+    """JSON inside the page, safe wherever it stands: no `<` of the data survives."""
+    text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return f'<script type="application/json">{text.replace("<", chr(92) + "u003c")}</script>'
+
+
+def _provenance_row(run: RunView, stages: Sequence[str]) -> str:
+    scores = run.scores
+    times = [scores["timings"].get(stage) for stage in stages]
+    cells = [
+        str(run.seed),
+        f"{scores['parameters']:,}",
+        f"{scores['survival']['fraction']:.0%}",
+        str(scores["commit"] or "–")[:12],
+    ]
+    cells += ["–" if time is None else duration(time) for time in times]
+    tds = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return f'<tr><th scope="row">{escape(run.name)}</th>{tds}</tr>'
+
+
+def _recipe_details(run: RunView) -> str:
+    shown = {"recipe": run.recipe, "hardware": run.scores["hardware"], "versions": run.scores["versions"]}
+    text = json.dumps(shown, indent=2, ensure_ascii=False, default=str)
+    return (
+        f"<details><summary>Recipe, hardware and versions of {escape(run.name)}, seed {run.seed}</summary>"
+        f"<pre>{escape(text)}</pre></details>"
+    )
+
+
+def _family(table: Table, column: Column) -> tuple[Column, ...]:
+    return (column, *(table.column(key) for key in column.variants))
+
+
+def _has_any(table: Table, row: Row, columns: Sequence[Column]) -> bool:
+    return any(member.key in row.cells for column in columns for member in _family(table, column))
+
+
+def _header(table: Table, column: Column) -> str:
+    family = _family(table, column)
+    first = "descending" if column.better == "higher" else "ascending"
+    unit = f' <span class="unit">({escape(column.unit)})</span>' if column.unit else ""
+    menu = ""
+    if len(family) > 1:
+        options = "".join(f'<option value="{escape(m.key)}">{escape(m.label)}</option>' for m in family)
+        menu = f'<select class="variant" aria-label="Variant of {escape(column.label)}">{options}</select>'
+    return (
+        f'<th scope="col" aria-sort="none"><button type="button" class="sort" data-first="{first}" '
+        f'title="{escape(column.definition)}">{escape(column.label)}{unit}</button>{menu}</th>'
+    )
+
+
+def _row(table: Table, row: Row, columns: Sequence[Column]) -> str:
+    note = f' <span class="tag">{escape(row.note)}</span>' if row.note else ""
+    cells = "".join(f"<td>{_cells(table, row, column)}</td>" for column in columns)
+    return f'<tr class="{row.kind}"><th scope="row">{escape(row.label)}{note}</th>{cells}</tr>'
+
+
+def _cells(table: Table, row: Row, column: Column) -> str:
+    return "".join(
+        _cell(row.cells.get(member.key), member, kind=row.kind, hidden=position > 0)
+        for position, member in enumerate(_family(table, column))
+    )
+
+
+def _cell(cell: Cell | None, column: Column, *, kind: str, hidden: bool) -> str:
+    attributes = f'data-metric="{escape(column.key)}"{" hidden" if hidden else ""}'
+    if cell is None:
+        return f'<span class="cell missing" {attributes}>–<span class="sr">not measured</span></span>'
+    # The paper prints two decimals; more would claim what it does not.
+    text = f"{cell.value:.2f}" if kind == "printed" and cell.value is not None else number(cell.value)
+    worst = "-Infinity" if column.better == "higher" else "Infinity"
+    parts = [f"<b>{text}</b>"]
+    if cell.spread is not None:
+        parts.append(f'<span class="spread"> ± {number(cell.spread)}</span>')
+    css = "plain"
+    # A trivial forecast is what models are judged by; only its failure is worth a mark.
+    if cell.verdict is not None and (kind == "model" or cell.verdict == "failed"):
+        css, symbol, words = MARKS[cell.verdict]
+        parts.append(f'<span class="mark" aria-hidden="true">{symbol}</span><span class="sr">{words}</span>')
+    if cell.low is not None and cell.high is not None:
+        parts.append(f"<small>{number(cell.low)} … {number(cell.high)}</small>")
+    value = worst if cell.value is None else repr(cell.value)
+    return f'<span class="cell {css}" {attributes} data-value="{value}">{"".join(parts)}</span>'

@@ -1,0 +1,196 @@
+"""One scored run as the report sees it (`RunView`), and the seeds of one experiment together (`RunGroup`).
+
+A run is what `scores.json`, `curves.npz`, `recipe.json` and `log.jsonl` hold, as plain dicts and arrays. A
+view checks itself when built, so that nothing further down the page has to ask whether a key is there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+VERDICTS = ("at floor", "better", "worse", "failed")
+DIRECTIONS = ("lower", "higher")
+REFERENCE_ROWS = ("persistence", "climatology", "zero")
+
+_SCORE_KEYS = (
+    *("format", "name", "seed", "dataset", "stride", "step_seconds", "rollout_steps", "num_trajectories"),
+    *("parameters", "metrics", "survival", "hardware", "versions", "commit", "timings"),
+)
+_METRIC_KEYS = ("label", "better", "headline", "variant_of", "definition", "floor", "rows")
+
+#: abscissa -> families of curves that must have its length along their last (or, for fields, first) axis.
+_ALONG_LAST = {
+    "relative_l2/steps": ("relative_l2/", "relative_l2_low/", "relative_l2_high/"),
+    "spectrum/shells": ("spectrum/", "spectrum_low/", "spectrum_high/"),
+    "autocorrelation/lags": ("autocorrelation/", "autocorrelation_low/", "autocorrelation_high/"),
+    "pdf/centers": ("pdf/",),
+    "series/steps": ("series/energy/model", "series/enstrophy/model"),
+    "wall/y_plus": ("wall/",),
+}
+_ALONG_FIRST = {"snapshots/steps": ("snapshots/",), "player/steps": ("player/",)}
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run of one recipe with one seed; see the module docstring for where each part comes from."""
+
+    name: str
+    seed: int
+    recipe: Mapping[str, Any]
+    scores: Mapping[str, Any]
+    curves: Mapping[str, np.ndarray]
+    log: Sequence[Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        where = f"run {self.name!r} seed {self.seed}"
+        if self.scores.get("format") != FORMAT:
+            raise ValueError(
+                f"{where}: scores.json must have format {FORMAT}, got {self.scores.get('format')!r}; "
+                "score the run again"
+            )
+        _require(where, "scores.json", self.scores, _SCORE_KEYS)
+        if (self.scores["name"], self.scores["seed"]) != (self.name, self.seed):
+            raise ValueError(
+                f"{where}: scores must belong to the run, got those of {self.scores['name']!r} seed "
+                f"{self.scores['seed']}; pair each run with its own scores.json"
+            )
+        for key, metric in self.scores["metrics"].items():
+            _check_metric(f"{where}, metric {key!r}", metric, self.scores["metrics"])
+        _check_curves(where, self.curves)
+
+    def curve(self, name: str) -> np.ndarray | None:
+        """A curve in float64 (complex stays complex), or None when the run does not have it."""
+        values = self.curves.get(name)
+        if values is None:
+            return None
+        values = np.asarray(values)
+        return values if np.iscomplexobj(values) else values.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """All seeds of one experiment, in order of seed."""
+
+    name: str
+    runs: tuple[RunView, ...]
+
+    @property
+    def first(self) -> RunView:
+        """The run of the smallest seed: the one whose fields are shown."""
+        return self.runs[0]
+
+    @property
+    def label(self) -> str:
+        """The experiment's name, with the number of seeds when there are several."""
+        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
+
+    @property
+    def plane_axes(self) -> tuple[str, ...]:
+        """Names of the two array axes of a field: ("x", "y") unless the scores say otherwise."""
+        return tuple(self.first.scores.get("axes", ("x", "y")))
+
+    def curve(self, name: str) -> np.ndarray | None:
+        """The mean of a curve over the seeds; None unless every seed has it.
+
+        No seed is skipped: where one seed is infinite so is the mean, because its roll-out failed.
+        """
+        stack = self._stack(name)
+        return None if stack is None else stack.mean(axis=0)
+
+    def spread(self, name: str) -> np.ndarray | None:
+        """The sample standard deviation of a curve over the seeds; None with fewer than two seeds."""
+        stack = self._stack(name)
+        if stack is None or len(stack) < 2:
+            return None
+        # inf - inf is NaN by definition: a failed seed has no finite spread, and nothing is drawn there.
+        with np.errstate(invalid="ignore"):
+            return stack.std(axis=0, ddof=1)
+
+    def _stack(self, name: str) -> np.ndarray | None:
+        curves = [curve for run in self.runs if (curve := run.curve(name)) is not None]
+        if len(curves) < len(self.runs):
+            return None
+        shapes = {curve.shape for curve in curves}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"seeds of {self.name!r} must share the shape of {name!r}, got {sorted(shapes)}; "
+                "score every seed with the same settings"
+            )
+        return np.stack(curves)
+
+
+def group_runs(runs: Sequence[RunView]) -> tuple[RunGroup, ...]:
+    """Runs gathered by name (first come, first shown), each group sorted by seed."""
+    if not runs:
+        raise ValueError("a report needs at least one run, got none; score a run first")
+    by_name: dict[str, list[RunView]] = {}
+    for run in runs:
+        by_name.setdefault(run.name, []).append(run)
+    for name, members in by_name.items():
+        seeds = sorted(run.seed for run in members)
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"seeds of {name!r} must differ, got {seeds}; give each run once")
+        tasks = sorted({task_of(run) for run in members})
+        if len(tasks) > 1:
+            raise ValueError(f"seeds of {name!r} must share dataset and step, got {tasks}; name them differently")
+    return tuple(RunGroup(name, tuple(sorted(members, key=lambda run: run.seed))) for name, members in by_name.items())
+
+
+def task_of(run: RunView) -> tuple[str, float]:
+    """(dataset, seconds per step): runs may be compared only where these agree."""
+    return str(run.scores["dataset"]), float(run.scores["step_seconds"])
+
+
+def slugify(name: str) -> str:
+    """Letters, digits and single dashes: safe in file names, ids and addresses."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
+
+
+def finite_or_none(value: Any) -> float | None:
+    """The number, or None when it is missing or not finite (which is how a failed score is stored)."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _require(where: str, what: str, mapping: Mapping[str, Any], keys: Sequence[str]) -> None:
+    missing = [key for key in keys if key not in mapping]
+    if missing:
+        raise ValueError(
+            f"{where}: {what} must have {', '.join(keys)}, got no {' and no '.join(missing)}; score the run again"
+        )
+
+
+def _check_metric(where: str, metric: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+    _require(where, "a metric", metric, _METRIC_KEYS)
+    _require(where, "rows", metric["rows"], ("model",))
+    if metric["better"] not in DIRECTIONS:
+        raise ValueError(f"{where}: better must be one of {DIRECTIONS}, got {metric['better']!r}; correct the score")
+    parent = metric["variant_of"]
+    if parent is not None and parent not in metrics:
+        raise ValueError(f"{where}: variant_of must name a metric, got {parent!r}; one of {sorted(metrics)}")
+    for row, cell in metric["rows"].items():
+        _require(f"{where}, row {row!r}", "a cell", cell, ("value", "low", "high"))
+        verdict = cell.get("verdict")
+        if verdict not in VERDICTS and (verdict is not None or row == "model"):
+            raise ValueError(f"{where}, row {row!r}: verdict must be one of {VERDICTS}, got {verdict!r}; correct it")
+
+
+def _check_curves(where: str, curves: Mapping[str, np.ndarray]) -> None:
+    for axis, relations in ((-1, _ALONG_LAST), (0, _ALONG_FIRST)):
+        for abscissa, families in relations.items():
+            present = [name for name in curves if name != abscissa and name.startswith(families)]
+            if present and abscissa not in curves:
+                raise ValueError(f"{where}: {present[0]!r} needs {abscissa!r}, got none; store both in curves.npz")
+            for name in present:
+                length, expected = np.shape(curves[name])[axis], len(curves[abscissa])
+                if length != expected:
+                    raise ValueError(
+                        f"{where}: {name!r} must have the {expected} points of {abscissa!r}, got {length}; "
+                        "score the run again"
+                    )

@@ -1,0 +1,148 @@
+"""The page in one sentence and a few cards: which run did best, and how good that is.
+
+The best run is the one with the most headline verdicts "at floor" or "better", then the most "at floor",
+then the lowest first headline number. Verdicts come from the scores; none is made here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ergoflow.report.runs import RunGroup
+from ergoflow.report.tables import FLOOR_LABEL, Row, Table
+
+MAX_METRIC_CARDS = 6
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One number on top of the page: what it is, its value, and what to hold it against."""
+
+    label: str
+    value: str
+    note: str
+    verdict: str | None = None
+
+
+def best_row(table: Table) -> Row:
+    """The model row that did best on the headline metrics (see the module docstring)."""
+
+    def rank(row: Row) -> tuple[int, int, float]:
+        verdicts = _verdicts(table, row)
+        first = row.cells.get(table.headlines[0].key) if table.headlines else None
+        value = first.value if first is not None and first.value is not None else math.inf
+        sign = -1 if table.headlines and table.headlines[0].better == "higher" else 1
+        good = sum(verdict in ("at floor", "better") for verdict in verdicts)
+        return -good, -verdicts.count("at floor"), sign * value
+
+    return min((row for row in table.rows if row.kind == "model"), key=rank)
+
+
+def sentence(table: Table, groups: Sequence[RunGroup]) -> str:
+    """The verdict on one task in plain words."""
+    row = best_row(table)
+    verdicts = _verdicts(table, row)
+    at_floor, better, worse, failed = (verdicts.count(v) for v in ("at floor", "better", "worse", "failed"))
+    models = sum(other.kind == "model" for other in table.rows)
+    opening = (
+        f"On {table.dataset}, {row.label}" if models == 1 else f"Of {models} models on {table.dataset}, {row.label}"
+    )
+    parts = []
+    if at_floor:
+        parts.append(f"cannot be told from the truth in {at_floor} of {len(verdicts)} headline metrics")
+    if better:
+        parts.append(f"beats every trivial forecast in {better}{' more' if at_floor else f' of {len(verdicts)}'}")
+    if worse:
+        parts.append(f"does not beat them in {worse}")
+    if failed:
+        parts.append(f"fails in {failed}")
+    body = _joined(parts) if parts else "has no headline metric"
+    does_best = " does best: it" if models > 1 else ""
+    survivors, total, steps = survival(next(group for group in groups if group.name == row.label))
+    alive = f"all {total}" if survivors == total else f"{survivors} of {total}"
+    return f"{opening}{does_best} {body}; {alive} roll-outs survive {steps:,} steps."
+
+
+def cards(table: Table, groups: Sequence[RunGroup]) -> tuple[Card, ...]:
+    """Survival, the first headline metrics, size and training time of the best run."""
+    row = best_row(table)
+    group = next(group for group in groups if group.name == row.label)
+    survivors, total, steps = survival(group)
+    verdict = None if survivors == total else "failed"
+    found = [
+        Card(
+            label="survival",
+            value=f"{survivors}/{total}",
+            note=f"roll-outs of {steps:,} steps",
+            verdict=verdict,
+        )
+    ]
+    for column in table.headlines[:MAX_METRIC_CARDS]:
+        cell = row.cells.get(column.key)
+        if cell is not None:
+            note = _context(table, column.key)
+            found.append(Card(label=column.label, value=number(cell.value), note=note, verdict=cell.verdict))
+    scores = group.first.scores
+    train = scores["timings"].get("train_s")
+    note = "training time not recorded" if train is None else f"trained in {duration(train)}"
+    found.append(Card(label="parameters", value=f"{scores['parameters']:,}", note=note))
+    return tuple(found)
+
+
+def survival(group: RunGroup) -> tuple[int, int, int]:
+    """(roll-outs that survived, all roll-outs, steps), over all seeds of a group."""
+    total = sum(int(run.scores["num_trajectories"]) for run in group.runs)
+    alive = sum(run.scores["survival"]["fraction"] * run.scores["num_trajectories"] for run in group.runs)
+    return (
+        round(alive),
+        total,
+        int(group.first.scores["survival"].get("steps", group.first.scores["rollout_steps"])),
+    )
+
+
+def number(value: float | None) -> str:
+    """Two or three significant digits; "failed" for None, for that is what a missing score means."""
+    if value is None:
+        return "failed"
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if -4 < exponent < 5:
+        decimals = 4 if exponent == -3 else min(3, max(0, 2 - exponent))
+        return f"{value:.{decimals}f}".replace("-", "−")
+    mantissa = f"{value / 10.0**exponent:.1f}".replace("-", "−")
+    return f"{mantissa}×10" + str(exponent).translate(_SUPERSCRIPTS)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit a person would use."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:.3g} h"
+
+
+def _verdicts(table: Table, row: Row) -> list[str]:
+    cells = [row.cells[column.key] for column in table.headlines if column.key in row.cells]
+    return [cell.verdict for cell in cells if cell.verdict is not None]
+
+
+def _context(table: Table, key: str) -> str:
+    """What a number is held against: the floor, persistence, and the last row the paper prints."""
+    rows = {row.label: row for row in table.rows if row.kind in ("reference", "floor")}
+    printed = [row for row in table.rows if row.kind == "printed" and key in row.cells]
+    parts = []
+    for label, short in ((FLOOR_LABEL, "floor"), ("persistence", "persistence")):
+        if label in rows and key in rows[label].cells:
+            parts.append(f"{short} {number(rows[label].cells[key].value)}")
+    if printed:
+        parts.append(f"paper prints {printed[-1].cells[key].value:.2f}")
+    return " · ".join(parts)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]

@@ -1,0 +1,138 @@
+"""Data-parallel training under `torchrun`: several processes, each with its share of every global batch.
+
+    torchrun --nproc-per-node 4 -m ergoflow train ...
+
+Each of W processes takes its own W-th of each batch of the sampler, so the global batch is the same set of
+windows as on one process; the mean of the processes' gradients is then the gradient of the mean loss. Process
+0 writes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ergoflow.data.windows import WindowSampler
+
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchContext:
+    """Which of how many processes this one is, and its device. The default is one process on the CPU."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_main(self) -> bool:
+        """True in the one process that writes files and shows progress."""
+        return self.rank == 0
+
+    def parallel(self, module: nn.Module) -> nn.Module:
+        """The module, with gradients averaged over the processes during its backward pass."""
+        if self.world_size == 1:
+            return module
+        device_ids = [self.device] if self.device.type == "cuda" else None
+        # Every process computes the same buffers; sending them each step would only cost time.
+        return nn.parallel.DistributedDataParallel(module, device_ids=device_ids, broadcast_buffers=False)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of a tensor over the processes; all of them must call."""
+        if self.world_size == 1:
+            return values
+        total = values.detach().clone()
+        dist.all_reduce(total)
+        return total / self.world_size
+
+    def largest(self, *values: float) -> list[float]:
+        """The largest of each number over the processes, so that all of them take one decision.
+
+        All must call.
+        """
+        if self.world_size == 1:
+            return list(values)
+        agreed = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        return agreed.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """The objects of all processes by rank; all of them must call."""
+        if self.world_size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+
+@contextmanager
+def launch_context(device: str | torch.device = "cpu") -> Iterator[LaunchContext]:
+    """The place of this process in its `torchrun` launch; without torchrun, one process on `device`.
+
+    Under torchrun each process takes the GPU of its local rank (nccl, with gloo for numbers on the host), or
+    the CPU (gloo). The process group ends with the block.
+    """
+    device = torch.device(device)
+    missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
+    if len(missing) == len(TORCHRUN_VARIABLES):
+        yield LaunchContext(device=device)
+        return
+    if missing:
+        raise ValueError(
+            f"torchrun sets {', '.join(TORCHRUN_VARIABLES)}, but {', '.join(missing)} is missing; "
+            "start through torchrun, or unset the others"
+        )
+    rank, local_rank, world_size = (int(os.environ[name]) for name in TORCHRUN_VARIABLES)
+    if device.type == "cuda":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield LaunchContext(rank=rank, world_size=world_size, device=device)
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class RankSampler:
+    """One process's share of each batch of a sampler: rows rank, rank + world_size, ... (a `WindowOrder`)."""
+
+    sampler: WindowSampler
+    context: LaunchContext
+
+    def __post_init__(self) -> None:
+        """Shares must be equal, or the mean over processes is not the mean over the batch."""
+        if self.sampler.batch_size % self.context.world_size or not self.sampler.drop_last:
+            raise ValueError(
+                f"batches must be full and a multiple of the {self.context.world_size} processes, got batch "
+                f"size {self.sampler.batch_size} and drop_last={self.sampler.drop_last}; change "
+                "training.batch_size or --nproc-per-node"
+            )
+
+    @property
+    def window(self) -> int:
+        """As in the whole sampler."""
+        return self.sampler.window
+
+    @property
+    def stride(self) -> int:
+        """As in the whole sampler."""
+        return self.sampler.stride
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """As in the whole sampler."""
+        return self.sampler.batches_per_epoch
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
+        """This process's indices (B / world_size, 2), batch after batch."""
+        for batch in self.sampler.batches(epoch, start):
+            yield batch[self.context.rank :: self.context.world_size]

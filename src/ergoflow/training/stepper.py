@@ -1,0 +1,123 @@
+"""A trained model as a Step: the only place where normalisation meets a model.
+
+A model maps normalised fields to normalised fields and does not know whether its output is the next state or
+an increment; `NormalizedStep` decides that. `PhysicalStep` puts physical units around it, so that a model can
+be rolled out exactly like a solver. `NormalizedWindows` gives the trainer training windows in the same units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor, nn
+
+from ergoflow.data.normalize import Normalizer
+from ergoflow.data.windows import WindowOrder
+
+Prediction = Literal["state", "increment"]
+
+
+class NormalizedStep(nn.Module):
+    """The next normalised state z' of a normalised state z (B, C, *grid).
+
+    predict="state":      z' = model(z)
+    predict="increment":  z' = z + s * model(z),  s = std_delta / std per channel,
+
+    so that a model of increments sees targets of unit variance, and a model whose output is zero is
+    persistence. `scale` is s, shape (C,); a step that predicts states needs none. z' has the dtype of z also
+    under autocast.
+    """
+
+    scale: Tensor | None
+
+    def __init__(self, model: nn.Module, predict: Prediction = "state", scale: Tensor | None = None) -> None:
+        super().__init__()
+        if predict not in ("state", "increment"):
+            raise ValueError(f'predict must be "state" or "increment", got {predict!r}; correct the recipe')
+        if predict == "increment" and (scale is None or scale.ndim != 1):
+            found = "none" if scale is None else f"shape {tuple(scale.shape)}"
+            raise ValueError(
+                f"increments need a scale of shape (C,), got {found}; pass std_delta / std of the normaliser"
+            )
+        self.model = model
+        self.predict = predict
+        self.register_buffer("scale", None if scale is None else scale.detach().clone())
+
+    def forward(self, state: Tensor) -> Tensor:
+        """z' of shape (B, C, *grid)."""
+        output = self.model(state).to(state.dtype)
+        if self.predict == "state":
+            return output
+        assert self.scale is not None
+        return state + _per_channel(self.scale, output) * output
+
+
+class PhysicalStep(nn.Module):
+    """The next physical state x' of a physical state x (B, C, *grid): normalise, step, denormalise.
+
+    z = (x - mean) / std,  x' = mean + std * step(z), with one mean and one std per channel.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, step: NormalizedStep, normalizer: Normalizer) -> None:
+        super().__init__()
+        self.step = step
+        # Buffers, so that `.to(device)` moves the units together with the weights.
+        self.register_buffer("mean", normalizer.mean.detach().clone())
+        self.register_buffer("std", normalizer.std.detach().clone())
+
+    def forward(self, state: Tensor) -> Tensor:
+        """x' of shape (B, C, *grid)."""
+        mean, std = _per_channel(self.mean, state), _per_channel(self.std, state)
+        return mean + std * self.step((state - mean) / std)
+
+
+class Windows(Protocol):
+    """A source of training windows.
+
+    `epoch` is a pure function of its arguments, so a run resumes at any batch.
+    """
+
+    @property
+    def sampler(self) -> WindowOrder:
+        """What decides which windows make up each batch."""
+        ...
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
+        """Batches (B, window, C, *grid) of one epoch, from batch number `start` on."""
+        ...
+
+
+@dataclass(frozen=True)
+class NormalizedWindows:
+    """The windows of a source in physical units, in normalised units."""
+
+    source: Windows
+    normalizer: Normalizer
+
+    @property
+    def sampler(self) -> WindowOrder:
+        """As the source."""
+        return self.source.sampler
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
+        """Batches z = (x - mean) / std, on the device of the source's batches."""
+        normalizer = None
+        for batch in self.source.epoch(epoch, start):  # (B, window, C, *grid)
+            # Moved once per epoch: each move waits for the device.
+            normalizer = normalizer or self.normalizer.to(batch.device)
+            yield normalizer.normalize(batch, grid_ndim=batch.ndim - 3)
+
+
+def _per_channel(values: Tensor, state: Tensor) -> Tensor:
+    """Per-channel values (C,) shaped to multiply a state (B, C, *grid)."""
+    if state.shape[1] != values.shape[0]:
+        raise ValueError(
+            f"expected {values.shape[0]} channels, got a state of shape {tuple(state.shape)}; "
+            "build the step with the statistics of the same fields"
+        )
+    return values.to(state.dtype).reshape(-1, *(1,) * (state.ndim - 2))

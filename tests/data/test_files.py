@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ergoflow.data.files import (
+    TEMPORARY_SUFFIX,
+    find_leftovers,
+    remove_leftovers,
+    replace_atomically,
+    write_bytes_atomic,
+    write_text_atomic,
+)
+
+
+def test_text_and_bytes_come_back_as_written(tmp_path: Path) -> None:
+    write_text_atomic(tmp_path / "a.txt", "ν = 1e-3\n")
+    write_bytes_atomic(tmp_path / "b.bin", b"\x00\xff\r\n")
+    assert (tmp_path / "a.txt").read_bytes() == "ν = 1e-3\n".encode()
+    assert (tmp_path / "b.bin").read_bytes() == b"\x00\xff\r\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.bin"]
+
+
+def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def interrupted() -> None:
+        with replace_atomically(path) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with replace_atomically(path) as temporary:
+        temporary.write_text("new")
+        assert temporary.parent == path.parent
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+
+
+def test_content_is_on_the_disk_before_the_name_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    present_at_sync = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        present_at_sync.append(path.exists())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_text_atomic(path, "new")
+    # The file is synced before the rename, the folder after it.
+    assert present_at_sync == [False, True]
+
+
+def test_files_get_the_permissions_of_ordinary_files(tmp_path: Path) -> None:
+    write_text_atomic(tmp_path / "a.txt", "x")
+    (tmp_path / "b.txt").write_text("x")
+    assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "b.txt").stat().st_mode
+
+
+def test_leftovers_of_a_killed_writer_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "kept.hdf5").write_text("kept")
+    (tmp_path / "other.tmp").write_text("kept")
+    program = (
+        "import os, sys; from ergoflow.data.files import replace_atomically\n"
+        "with replace_atomically(sys.argv[1]) as temporary: temporary.write_text('half'); os._exit(9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "deep" / "a.hdf5")], check=False)
+    assert killed.returncode == 9
+    (leftover,) = find_leftovers(tmp_path)
+    assert leftover.name.endswith(TEMPORARY_SUFFIX)
+    assert remove_leftovers(tmp_path) == [leftover]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "kept.hdf5", "other.tmp"]
+
+
+def test_the_file_of_a_living_writer_is_not_a_leftover(tmp_path: Path) -> None:
+    with replace_atomically(tmp_path / "a.txt") as temporary:
+        temporary.write_text("half")
+        program = "import sys; from ergoflow.data import files; print(files.remove_leftovers(sys.argv[1]))"
+        other = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+        )
+        assert other.stdout.strip() == "[]"
+        assert temporary.exists()
+    assert (tmp_path / "a.txt").read_text() == "half"

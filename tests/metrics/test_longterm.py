@@ -1,0 +1,285 @@
+"""Truths about the long-term scores: who passes, who fails, and what cannot look good."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ergoflow.metrics import (
+    CATALOGUE,
+    Interval,
+    StatisticsResult,
+    TrajectoryStatistics,
+    autocorrelation,
+    bootstrap,
+    definition,
+    energy_spectrum,
+    fit_mixing_rate,
+    fit_pca,
+    integral_time,
+    kinetic_energy,
+    long_term_metrics,
+    max_correlation_error,
+    me_ape,
+    me_lr,
+    noise_floor,
+    pca_kl_divergence,
+    point_edges,
+    point_wasserstein,
+    quantile_ratios,
+    relative_drift,
+    sliced_wasserstein,
+    survival_summary,
+    tke_error,
+    turbulent_kinetic_energy,
+    verdict,
+)
+from ergoflow.metrics.resampling import centred_interval
+from ergoflow.numerics.fourier import velocity_from_vorticity
+
+GRID, LENGTH, LAGS = (12, 12), 5.0, 8
+
+
+def turbulence(count: int, frames: int, *, seed: int, rate: float = 0.1, size: float = 1.0) -> np.ndarray:
+    """A Gaussian vorticity (J, T, 1, X, Y) with a k^-2 amplitude, forgetting at `rate` per step."""
+    rng = np.random.default_rng(seed)
+    kx, ky = np.meshgrid(np.fft.fftfreq(12, 1 / 12), np.fft.rfftfreq(12, 1 / 12), indexing="ij")
+    filter_ = size / (1 + kx**2 + ky**2)
+
+    def noise() -> np.ndarray:
+        return np.fft.irfft2(filter_ * np.fft.rfft2(rng.standard_normal((count, 1, *GRID))), s=GRID)
+
+    keep = math.exp(-rate)
+    frame, series = noise(), []
+    for _ in range(frames):
+        series.append(frame)
+        frame = keep * frame + math.sqrt(1 - keep**2) * noise()
+    z = np.stack(series, axis=1)
+    return z - z.mean(axis=(3, 4), keepdims=True)
+
+
+def sums(field: np.ndarray, truth: np.ndarray, **settings: float) -> StatisticsResult:
+    statistics = TrajectoryStatistics(
+        len(field),
+        1,
+        GRID,
+        length=LENGTH,
+        max_lag=LAGS,
+        basis=fit_pca(truth, 8),
+        histogram_edges=point_edges(truth, bins=2000),
+        limit=10 * float(np.abs(truth).max()),
+        **settings,
+    )
+    for k in range(field.shape[1]):
+        statistics.update(torch.tensor(field[:, k]))
+    return statistics.finish()
+
+
+@pytest.fixture(scope="module")
+def truth() -> np.ndarray:
+    return turbulence(12, 120, seed=0)
+
+
+@pytest.fixture(scope="module")
+def truth_sums(truth) -> StatisticsResult:
+    return sums(truth, truth)
+
+
+@pytest.fixture(scope="module")
+def floor(truth_sums) -> dict[str, Interval]:
+    return noise_floor(truth_sums, resamples=30)
+
+
+@pytest.mark.parametrize("weights", [None, [2, 0, 1]])
+def test_metrics_from_sums_agree_with_the_plain_functions(weights):
+    truth = turbulence(3, 40, seed=1)
+    model = turbulence(3, 40, seed=2, rate=0.2, size=1.1)
+    w = None if weights is None else np.array(weights, dtype=float)
+    scores = long_term_metrics(sums(model, truth), sums(truth, truth), model_weights=w)
+    model = model if weights is None else np.repeat(model, weights, axis=0)
+    velocities = [velocity_from_vorticity(x, LENGTH) for x in (model, truth)]
+    spectra = [energy_spectrum(u) for u in velocities]
+    tke = [turbulent_kinetic_energy(u) for u in velocities]
+    memory = [autocorrelation(x, LAGS) for x in (model, truth)]
+    energy = [kinetic_energy(u) for u in velocities]
+    expected = {
+        "me_ape": me_ape(*spectra),
+        "me_ape@1..16": me_ape(*spectra, shells=(1, 6)),
+        "me_ape@1..N/2": me_ape(*spectra, shells=(1, 6)),
+        "me_lrw": me_lr(*spectra),
+        "me_lr@uniform": me_lr(*spectra, "uniform"),
+        "me_lr@literal": me_lr(*spectra, "literal"),
+        "me_lr@pred": me_lr(*spectra, "pred"),
+        "tke_error": tke_error(*tke),
+        "delta_lambda": abs(fit_mixing_rate(memory[0]) - fit_mixing_rate(memory[1])),
+        "integral_time_error": abs(integral_time(memory[0]) / integral_time(memory[1]) - 1),
+        "acf_max_error": max_correlation_error(*memory),
+        "energy_drift": abs(relative_drift(*energy)),
+        "pca_kl": pca_kl_divergence(model, truth, 8),
+        "pca_kl@joint2": pca_kl_divergence(model, truth, joint=2),
+        "sliced_wasserstein": sliced_wasserstein(model, truth, num_components=8),
+    }
+    for key, value in expected.items():
+        assert scores[key] == pytest.approx(value, rel=1e-7), key
+    assert scores["pdf_w1"] == pytest.approx(point_wasserstein(model, truth), abs=0.005)
+    assert scores["tail_error"] == pytest.approx(abs(quantile_ratios(model, truth)[0] - 1), abs=0.03)
+    assert set(scores) == set(CATALOGUE)
+
+
+def test_truth_against_itself_scores_zero(truth_sums):
+    for key, value in long_term_metrics(truth_sums, truth_sums).items():
+        if key not in ("energy_drift", "enstrophy_drift"):  # these compare the last tenth with the whole
+            assert value == pytest.approx(0, abs=1e-9), key
+
+
+def test_an_independent_sample_of_the_truth_lands_at_the_floor(truth, truth_sums, floor):
+    other = bootstrap(sums(turbulence(12, 120, seed=5), truth), truth_sums, resamples=40)
+    verdicts = {key: verdict(score, floor[key]) for key, score in other.items()}
+    assert "failed" not in verdicts.values()
+    assert sum(v == "worse" for v in verdicts.values()) <= 1, verdicts
+    for key, score in other.items():
+        assert score.low <= score.value <= score.high, key
+
+
+@pytest.mark.parametrize("model", ["frozen", "zero", "climatology", "weak", "fast", "shuffled"])
+def test_wrong_models_are_flagged_by_a_headline_number(model, truth, truth_sums, floor):
+    if model == "frozen":
+        field = np.broadcast_to(truth[:, :1], truth.shape)
+    elif model == "zero":
+        field = 0 * truth
+    elif model == "climatology":
+        field = np.broadcast_to(truth.mean(axis=(0, 1)), truth.shape)
+    elif model == "weak":
+        field = 0.7 * truth
+    elif model == "fast":
+        field = turbulence(12, 120, seed=6, rate=0.3)
+    else:  # right states in the wrong order: only the memory is wrong
+        field = truth[:, np.random.default_rng(0).permutation(truth.shape[1])]
+    scores = bootstrap(sums(field, truth), truth_sums, resamples=20)
+    flagged = {
+        key
+        for key, score in scores.items()
+        if CATALOGUE[key].headline and verdict(score, floor[key]) in ("worse", "failed")
+    }
+    assert flagged
+    wanted = {
+        "frozen": "delta_lambda",
+        "zero": "me_ape",
+        "climatology": "tke_error",
+        "weak": "energy_drift",
+        "fast": "delta_lambda",
+        "shuffled": "acf_max_error",
+    }
+    assert wanted[model] in flagged
+
+
+def test_a_rollout_that_blows_up_late_cannot_look_good_in_any_column(truth, truth_sums, floor):
+    field = truth.copy()
+    field[3, 100:] = np.nan
+    result = sums(field, truth)
+    assert all(value == math.inf for value in long_term_metrics(result, truth_sums).values())
+    scores = bootstrap(result, truth_sums, resamples=3)
+    assert {verdict(score, floor[key]) for key, score in scores.items()} == {"failed"}
+    summary = survival_summary(result, truth_sums, steps=(50, 1000))
+    assert summary["survival@50"] == 1
+    assert summary["survival@119"] == pytest.approx(11 / 12)
+    assert summary["energy_in_range@119"] <= 11 / 12
+
+
+def test_survivors_are_judged_alone_only_when_asked(truth, truth_sums):
+    field = truth.copy()
+    field[3, 100:] = 1e9
+    result = sums(field, truth)
+    scores = long_term_metrics(result, truth_sums, model_weights=result.survivors())
+    rest = np.ones(12)
+    rest[3] = 0
+    expected = long_term_metrics(truth_sums, truth_sums, model_weights=rest)
+    assert scores == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_a_drifting_rollout_leaves_the_range_of_the_truth(truth, truth_sums):
+    growing = truth * np.linspace(1, 4, truth.shape[1])[None, :, None, None, None]
+    summary = survival_summary(sums(growing, truth), truth_sums, steps=(0,))
+    assert summary["energy_in_range@0"] == 1
+    assert summary["survival@119"] == 1
+    assert summary["enstrophy_in_range@119"] < 0.5
+
+
+def test_bootstrap_and_floor_depend_on_the_seed_alone(truth_sums, floor):
+    assert noise_floor(truth_sums, resamples=30) == floor
+    assert noise_floor(truth_sums, resamples=30, seed=1) != floor
+    other = sums(turbulence(4, 30, seed=9), turbulence(4, 30, seed=8))
+    assert bootstrap(other, other, resamples=5) == bootstrap(other, other, resamples=5)
+
+
+def test_the_bootstrap_interval_covers_the_known_answer():
+    # Amplitudes 1 and 1.2: the enstrophies differ by .44, and nearly every 95 % interval must say so.
+    hits = 0
+    for seed in range(8):
+        truth = turbulence(10, 60, seed=100 + seed)
+        model = turbulence(10, 60, seed=200 + seed, size=1.2)
+        pair = [TrajectoryStatistics(10, 1, GRID, length=LENGTH, max_lag=LAGS) for _ in range(2)]
+        for k in range(60):
+            for statistics, field in zip(pair, (model, truth), strict=True):
+                statistics.update(torch.tensor(field[:, k]))
+        interval = bootstrap(pair[0].finish(), pair[1].finish(), resamples=50)["enstrophy_drift"]
+        hits += interval.low <= 0.44 <= interval.high
+    assert hits >= 6
+
+
+def test_intervals_contain_their_value_and_stop_at_zero():
+    interval = centred_interval(0.1, np.array([0.1, 0.3, 0.5]))
+    assert interval.low == 0
+    assert interval.high == pytest.approx(0.1 + 0.19)
+    assert centred_interval(math.inf, np.ones(3)).low == math.inf
+    assert centred_interval(1.0, np.array([1.0, math.inf])).high == math.inf
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        ((5, 4, 6), "worse"),
+        ((2.5, 1.9, 3), "at floor"),
+        ((0.5, 0.4, 0.6), "better"),
+        ((math.inf,) * 3, "failed"),
+    ],
+)
+def test_verdict_follows_from_the_intervals(score, expected):
+    value, low, high = score
+    floor = Interval(value=1.5, low=1.0, high=2.0)
+    assert verdict(Interval(value=value, low=low, high=high), floor) == expected
+
+
+def test_definitions_name_shells_lags_and_sample_counts(truth_sums):
+    for key in CATALOGUE:
+        text = definition(key, truth_sums, truth_sums)
+        assert "{" not in text
+        assert "12 x 120" in text
+    assert "shells 1..4 " in definition("me_ape", truth_sums, truth_sums)
+    assert "lags 0..8" in definition("acf_max_error", truth_sums, truth_sums)
+
+
+def test_bad_input_raises_one_line(truth, truth_sums):
+    failed = truth[:3].copy()
+    failed[0, 5] = np.nan
+    single = sums(truth[:1], truth)
+    other_grid = TrajectoryStatistics(2, 1, (4, 4), length=1.0, max_lag=LAGS)
+    for _ in range(10):
+        other_grid.update(torch.ones(2, 1, 4, 4))
+    for call in (
+        lambda: long_term_metrics(truth_sums, sums(failed, truth)),
+        lambda: long_term_metrics(truth_sums, other_grid.finish()),
+        lambda: long_term_metrics(truth_sums, truth_sums, model_weights=np.ones(3)),
+        lambda: long_term_metrics(truth_sums, truth_sums, model_weights=-np.ones(12)),
+        lambda: long_term_metrics(truth_sums, truth_sums, model_weights=np.full(12, 0.5)),
+        lambda: long_term_metrics(truth_sums, truth_sums, truth_weights=np.zeros(12)),
+        lambda: long_term_metrics(sums(truth[:2], truth[:6]), truth_sums),
+        lambda: noise_floor(single),
+        lambda: bootstrap(single, truth_sums),
+    ):
+        with pytest.raises(ValueError, match=r", got .*; ") as caught:
+            call()
+        assert "\n" not in str(caught.value)

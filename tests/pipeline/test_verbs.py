@@ -1,0 +1,339 @@
+"""The verbs on a tiny flow, from simulation to report, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import ergoflow
+from ergoflow.config import Recipe, override
+from ergoflow.data.store import TrajectoryStore
+from ergoflow.metrics import Interval, StatisticsResult
+from ergoflow.models.trivial import PersistenceConfig
+from ergoflow.numerics.trajectory import rollout
+from ergoflow.pipeline.predict import kept_steps, predict
+from ergoflow.pipeline.reference import load_reference, skipped_frames
+from ergoflow.pipeline.report import report
+from ergoflow.pipeline.reproduce import run_one
+from ergoflow.pipeline.runs import RunFacts, normalizer_of, open_store, write_run
+from ergoflow.pipeline.score import cell_verdict, score
+from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.train import train
+from ergoflow.pipeline.verify import verify
+from ergoflow.pipeline.workspace import Workspace
+from ergoflow.recipes import find_recipe
+
+CPU = torch.device("cpu")
+TINY = [
+    "dataset.flow.grid=[16, 16]",
+    "dataset.flow.viscosity=0.02",
+    "dataset.flow.dt=0.05",
+    "dataset.spin_up_seconds=20",
+    "dataset.frames=64",
+    "dataset.train=6",
+    "dataset.valid=2",
+    "dataset.test=6",
+    "dataset.shard_size=4",
+    "model.dim=8",
+    "model.latent=8",
+    "model.depth=1",
+    "training.max_steps=6",
+    "training.tensorboard=false",
+    "evaluation.steps=160",
+    "evaluation.keep_first=30",
+    "evaluation.keep_every=40",
+    "evaluation.resamples=20",
+]
+
+
+def console() -> Console:
+    return Console(quiet=True)
+
+
+def tiny(*more: str) -> Recipe:
+    return override(find_recipe("kf64-a3m"), [*TINY, *more])
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    space = Workspace(tmp_path_factory.mktemp("root"))
+    simulate(tiny().dataset, space, device=CPU, console=console())
+    return space
+
+
+@pytest.fixture(scope="module")
+def scored(workspace: Workspace) -> Path:
+    return run_one(tiny(), workspace, seed=0, device=CPU, console=console())
+
+
+def scores_of(folder: Path) -> dict:
+    return json.loads((folder / "scores.json").read_text())
+
+
+def test_whole_pipeline_leaves_every_artefact(workspace: Workspace, scored: Path) -> None:
+    page = report(workspace, title="test")
+    assert page.name == "index.html"
+    assert "kf64-a3m" in page.read_text()
+    for name in (
+        "recipe.json",
+        "run.json",
+        "training.json",
+        "model.safetensors",
+        "log.jsonl",
+        "scores.json",
+        "curves.npz",
+    ):
+        assert (scored / name).is_file(), name
+    scores = scores_of(scored)
+    assert {
+        "relative_l2@1",
+        "relative_l2@5",
+        "relative_l2@25",
+        "me_ape",
+        "me_lrw",
+        "tke_error",
+        "pca_kl",
+        "delta_lambda",
+    } <= set(scores["metrics"])
+    for metric in scores["metrics"].values():
+        assert set(metric["rows"]) == {"model", "persistence", "climatology", "zero"}
+    assert scores["metrics"]["relative_l2@5"]["rows"]["zero"]["value"] == pytest.approx(1.0)
+
+
+def test_simulation_resumes_with_the_missing_shard_only(workspace: Workspace, tmp_path: Path) -> None:
+    recipe = tiny()
+    copy = Workspace(tmp_path)
+    shutil.copytree(workspace.dataset("kf64"), copy.dataset("kf64"))
+    files = sorted(copy.dataset("kf64").rglob("*.hdf5"))
+    lost, kept = files[0], files[1]
+    before = TrajectoryStore(workspace.dataset("kf64")).load("train", device="cpu")
+    stamp = kept.stat().st_mtime_ns
+    lost.unlink()
+    simulate(recipe.dataset, copy, device=CPU, console=console())
+    assert kept.stat().st_mtime_ns == stamp
+    assert torch.equal(TrajectoryStore(copy.dataset("kf64")).load("train", device="cpu"), before)
+
+
+def test_subsampled_set_is_the_same_from_the_solver_and_from_the_finer_set(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    coarse = dataclasses.replace(tiny().dataset, name="half", subsample=2)
+    simulate(coarse, Workspace(tmp_path), device=CPU, console=console())
+    simulate(coarse, workspace, device=CPU, console=console())
+    made = json.loads((workspace.dataset("half") / "dataset.json").read_text())["timings"][0]["made_of"]
+    assert made == "kf64"
+    direct, derived = (
+        TrajectoryStore(w.dataset("half")).load("test", device="cpu") for w in (Workspace(tmp_path), workspace)
+    )
+    full = TrajectoryStore(workspace.dataset("kf64")).load("test", device="cpu")
+    assert torch.equal(direct, derived)
+    assert torch.equal(derived, full[..., ::2, ::2])
+
+
+def test_other_settings_do_not_touch_an_existing_set(workspace: Workspace) -> None:
+    with pytest.raises(ValueError, match="holds kf64 with frames=64, but frames=70 was asked for"):
+        simulate(tiny("dataset.frames=70").dataset, workspace, device=CPU, console=console())
+
+
+def test_a_set_too_large_for_the_disk_is_refused_before_work(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"needs .* GB below .* are free"):
+        simulate(
+            tiny("dataset.train=1000", "dataset.frames=1000000000").dataset,
+            Workspace(tmp_path),
+            device=CPU,
+            console=console(),
+        )
+
+
+def test_splits_and_trajectories_have_seeds_of_their_own(workspace: Workspace) -> None:
+    store = TrajectoryStore(workspace.dataset("kf64"))
+    states = torch.cat([store.load(split, device="cpu")[:, 0].flatten(1) for split in ("train", "valid", "test")])
+    distances = torch.cdist(states.double(), states.double()) + 1e9 * torch.eye(len(states))
+    assert float(distances.min()) > 0.1 * float(states.norm(dim=1).mean())
+
+
+def test_verify_passes_good_data_and_names_a_broken_file(
+    workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "kf64"
+    shutil.copytree(workspace.dataset("kf64"), folder)
+    assert verify(folder, console=Console(width=300))
+    victim = sorted((folder / "data" / "train").glob("*.hdf5"))[0]
+    victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
+    assert not verify(folder, console=Console(width=300))
+    assert victim.name in capsys.readouterr().out
+
+
+def test_verify_sees_a_flow_that_does_not_obey_its_budget(workspace: Workspace, tmp_path: Path) -> None:
+    folder = tmp_path / "kf64"
+    shutil.copytree(workspace.dataset("kf64"), folder)
+    data = json.loads((folder / "dataset.json").read_text())
+    data["dataset"]["flow"]["drag"] = 0.2
+    (folder / "dataset.json").write_text(json.dumps(data))
+    assert not verify(folder, console=console())
+
+
+def test_loaded_run_is_a_step_in_physical_units(workspace: Workspace, scored: Path) -> None:
+    step = ergoflow.load(scored)
+    store = TrajectoryStore(workspace.dataset("kf64"))
+    initial = store.load("test", device="cpu")[:, 0]
+    with torch.inference_mode():
+        states = list(rollout(step, initial, 3))
+    kept = TrajectoryStore(scored / "rollout").load("test", device="cpu")
+    assert torch.equal(kept[:, 0], initial)
+    assert torch.allclose(kept[:, 3], states[2], rtol=1e-4, atol=1e-4)
+
+
+def test_a_second_training_needs_to_be_told_what_to_do(workspace: Workspace, scored: Path) -> None:
+    weights = (scored / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="pass --resume to continue it, --overwrite"):
+        train(tiny(), workspace, seed=0, device=CPU, console=console())
+    with pytest.raises(ValueError, match="choose one"):
+        train(tiny(), workspace, seed=0, device=CPU, console=console(), resume=True, overwrite=True)
+    with pytest.raises(ValueError, match="another dataset, task or model"):
+        train(tiny("model.sigma=2"), workspace, seed=0, device=CPU, console=console(), resume=True)
+    assert (scored / "model.safetensors").read_bytes() == weights
+
+
+def test_missing_inputs_name_the_verb_that_makes_them(tmp_path: Path, workspace: Workspace) -> None:
+    with pytest.raises(ValueError, match="run `ergoflow simulate kf64`"):
+        train(tiny(), Workspace(tmp_path), seed=0, device=CPU, console=console())
+    with pytest.raises(ValueError, match="ergoflow train"):
+        predict(tiny(), workspace, seed=99, device=CPU, console=console())
+    with pytest.raises(ValueError, match="ergoflow predict kf64-a3m --seed 98"):
+        score(tiny(), workspace, seed=98, device=CPU, console=console())
+    with pytest.raises(ValueError, match="ergoflow score"):
+        report(Workspace(tmp_path), title="x")
+
+
+def test_a_data_set_of_another_shape_is_refused(workspace: Workspace) -> None:
+    with pytest.raises(ValueError, match=r"expected to hold a \(32, 32\) grid, got \(16, 16\)"):
+        train(tiny("dataset.flow.grid=[32, 32]"), workspace, seed=5, device=CPU, console=console())
+
+
+def test_kept_steps_are_dense_first_then_sparse_with_the_last() -> None:
+    evaluation = tiny("evaluation.steps=95", "evaluation.discard=10", "evaluation.max_lag=20").evaluation
+    steps = kept_steps(evaluation)
+    assert steps[:31] == list(range(31))
+    assert steps[31:] == [40, 80, 95]
+
+
+def test_the_window_of_statistics_is_as_long_as_the_truth() -> None:
+    evaluation = tiny().evaluation
+    assert evaluation.steps + 1 - skipped_frames(evaluation, 50) == 50
+    assert skipped_frames(evaluation, 10_000) == evaluation.discard
+
+
+def fake_rollout(recipe: Recipe, workspace: Workspace, name: str, frames: torch.Tensor) -> dict:
+    """Scores of a roll-out whose every state is given (J, T, C, X, Y), through the real predict and score."""
+    recipe = dataclasses.replace(recipe, name=name, model=PersistenceConfig())
+    store = open_store(recipe, workspace)
+    folder = workspace.run(name, 0)
+    write_run(folder, recipe, RunFacts.of(store.info, normalizer_of(store, stride=1), recipe.step_seconds))
+    states = iter(frames.unbind(1)[1:])
+    import ergoflow.pipeline.predict as module
+
+    original = module.load_run
+    module.load_run = lambda *_, **__: lambda _: next(states)  # type: ignore[assignment]
+    try:
+        predict(recipe, workspace, seed=0, device=CPU, console=console())
+    finally:
+        module.load_run = original
+    (folder / "model.safetensors").touch()
+    import ergoflow.pipeline.curves as curves
+
+    operator = curves._operator
+    curves._operator = lambda *_: {}  # type: ignore[assignment]
+    try:
+        score(recipe, workspace, seed=0, device=CPU, console=console())
+    finally:
+        curves._operator = operator
+    return scores_of(folder)
+
+
+def long_truth(recipe: Recipe, workspace: Workspace) -> torch.Tensor:
+    """The test trajectories, carried on by the solver for the whole length of the roll-out."""
+    from ergoflow.solvers.kolmogorov import make_step
+
+    initial = open_store(recipe, workspace).load("test", device="cpu")[:, 0]
+    step = make_step(recipe.dataset.flow, substeps=recipe.dataset.substeps)
+    return torch.stack(list(rollout(step, initial, recipe.evaluation.steps, include_initial=True)), dim=1)
+
+
+def test_truth_scored_as_a_model_is_at_its_floor_everywhere(workspace: Workspace) -> None:
+    scores = fake_rollout(tiny(), workspace, "truth-as-model", long_truth(tiny(), workspace))
+    verdicts = {
+        key: m["rows"]["model"]["verdict"] for key, m in scores["metrics"].items() if not key.startswith("relative_l2")
+    }
+    assert set(verdicts.values()) == {"at floor"}, verdicts
+    assert scores["metrics"]["relative_l2@25"]["rows"]["model"]["value"] < 1e-3
+    assert scores["survival"]["fraction"] == 1.0
+
+
+def test_a_blow_up_cannot_look_good_in_any_long_term_column(workspace: Workspace) -> None:
+    frames = long_truth(tiny(), workspace)
+    frames[1, 140:] = math.nan
+    scores = fake_rollout(tiny(), workspace, "blow-up", frames)
+    assert scores["survival"]["diverged_at"][1] == 140
+    assert scores["survival"]["fraction"] == pytest.approx(5 / 6)
+    for key, metric in scores["metrics"].items():
+        if not key.startswith("relative_l2"):
+            assert metric["rows"]["model"] == {
+                "value": None,
+                "low": None,
+                "high": None,
+                "verdict": "failed",
+            }, key
+
+
+def test_frozen_and_zeroed_forecasts_are_flagged(scored: Path, workspace: Workspace) -> None:
+    truth = load_reference(tiny(), open_store(tiny(), workspace), device=CPU, console=console()).truth
+    assert isinstance(truth, StatisticsResult)
+    metrics = scores_of(scored)["metrics"]
+    for row in ("persistence", "zero"):
+        flagged = [
+            key
+            for key, metric in metrics.items()
+            if metric["headline"]
+            and metric["floor"] is not None
+            and (metric["rows"][row]["value"] is None or metric["rows"][row]["low"] > metric["floor"]["high"])
+        ]
+        assert flagged, row
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ((0.1, 0.05, 0.2), "at floor"),
+        ((0.5, 0.4, 0.6), "better"),
+        ((0.9, 0.75, 1.0), "worse"),
+        ((math.inf,) * 3, "failed"),
+    ],
+)
+def test_verdict_follows_from_intervals(model: tuple[float, float, float], expected: str) -> None:
+    floor = Interval(value=0.1, low=0.05, high=0.15)
+    trivial = {
+        "persistence": Interval(value=0.8, low=0.7, high=0.9),
+        "zero": Interval(value=math.inf, low=math.inf, high=math.inf),
+    }
+    assert cell_verdict(Interval(value=model[0], low=model[1], high=model[2]), floor, trivial) == expected
+
+
+def test_statistics_of_the_rollout_agree_with_its_stored_frames(scored: Path) -> None:
+    """Streaming sums against the plain metric on frames: the energy series at the kept steps."""
+    from ergoflow.metrics import kinetic_energy
+    from ergoflow.numerics.fourier import velocity_from_vorticity
+
+    store = TrajectoryStore(scored / "rollout")
+    statistics = StatisticsResult.load(scored / "rollout" / "statistics.npz")
+    frames = store.load("test", device="cpu").double()
+    energy = np.asarray(kinetic_energy(velocity_from_vorticity(frames)))
+    np.testing.assert_allclose(statistics.energy[:, store.steps("test")], energy, rtol=1e-5)

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
+
+from ergoflow.report import canvas, diagnostics, figures, maps
+from ergoflow.report.figures import Curve
+from ergoflow.report.runs import RunView, group_runs
+from ergoflow.report.sections import figure_items
+
+RNG = np.random.default_rng(3)
+X = np.arange(1.0, 12.0)
+
+
+def line(axes: Axes, label: str) -> Line2D:
+    (found,) = [line for line in axes.lines if line.get_label() == label]
+    return found
+
+
+def drawn(axes: Axes, label: str) -> tuple[list[float], list[float]]:
+    found = line(axes, label)
+    return list(found.get_xdata()), list(found.get_ydata())
+
+
+def test_error_growth_draws_models_and_references() -> None:
+    model, reference = RNG.random(11) + 0.1, RNG.random(11) + 0.1
+    figure = figures.draw_error_growth({"m": Curve(X, model)}, {"persistence": Curve(X, reference)}, step_seconds=0.1)
+    (axes,) = figure.axes
+    assert drawn(axes, "m") == (list(X), list(model))
+    assert drawn(axes, "persistence") == (list(X), list(reference))
+    assert axes.get_yscale() == "log"
+    assert "0.1 s" in axes.get_xlabel()
+
+
+def test_bands_enclose_what_they_are_given() -> None:
+    y = RNG.random(11) + 1
+    figure = figures.draw_autocorrelation({}, Curve(X, y, y - 0.2, y + 0.3), step_seconds=0.1)
+    (band,) = figure.axes[0].collections
+    vertices = band.get_paths()[0].vertices
+    for x, value in zip(X, y, strict=True):
+        at_x = vertices[np.isclose(vertices[:, 0], x), 1]
+        assert at_x.min() == pytest.approx(value - 0.2)
+        assert at_x.max() == pytest.approx(value + 0.3)
+
+
+def test_spectrum_leaves_out_shell_zero_and_divides_by_the_truth() -> None:
+    shells = np.arange(9.0)
+    truth, model = RNG.random(9) + 1, RNG.random(9) + 1
+    top, bottom = figures.draw_spectrum({"m": Curve(shells, model)}, Curve(shells, truth)).axes
+    assert drawn(top, "m") == (list(shells[1:]), list(model[1:]))
+    assert drawn(top, "truth") == (list(shells[1:]), list(truth[1:]))
+    np.testing.assert_allclose(line(bottom, "m").get_ydata(), model[1:] / truth[1:])
+
+
+def test_spectra_on_other_shells_are_compared_where_they_meet() -> None:
+    truth, short = Curve(np.arange(9.0), np.full(9, 2.0)), Curve(np.arange(5.0), np.full(5, 3.0))
+    _, bottom = figures.draw_spectrum({"m": short}, truth).axes
+    assert drawn(bottom, "m") == ([1, 2, 3, 4], [1.5] * 4)
+
+
+def test_density_is_logarithmic() -> None:
+    (axes,) = figures.draw_density({"m": Curve(X, X)}, Curve(X, 2 * X)).axes
+    assert drawn(axes, "m") == (list(X), list(X))
+    assert axes.get_yscale() == "log"
+
+
+def test_series_draws_every_trajectory_the_band_and_each_divergence() -> None:
+    truth = 2 + 0.1 * RNG.standard_normal((3, 11))
+    model = np.full((3, 11), 2.0)
+    model[1, 6:] = np.inf
+    figure = figures.draw_series({"m": Curve(X, model)}, truth, quantity="energy", diverged_at={"m": [-1, 7, 3]})
+    (axes,) = figure.axes
+    trajectories = [found for found in axes.lines if len(found.get_xdata()) == 11]
+    assert [list(found.get_ydata()) for found in trajectories] == [list(row) for row in model]
+    crosses = [found for found in axes.lines if found.get_marker() == "x"]
+    # The second left the finite numbers after its sixth value; the third is only listed.
+    assert [float(np.ravel(found.get_xdata())[0]) for found in crosses] == [6.0, 3.0]
+    (band,) = [patch for patch in axes.patches if str(patch.get_label()).startswith("truth ±")]
+    bounds = band.get_extents().transformed(axes.transData.inverted())
+    assert bounds.y0 == pytest.approx(truth.mean() - 5 * truth.std())
+    assert bounds.y1 == pytest.approx(truth.mean() + 5 * truth.std())
+
+
+def test_long_series_are_thinned() -> None:
+    steps, series = np.arange(10_000.0), np.ones((8, 10_000))
+    (axes,) = figures.draw_series({"m": Curve(steps, series)}, series, quantity="energy", diverged_at={}).axes
+    assert sum(len(found.get_xdata()) for found in axes.lines) < 1.1 * figures.MAX_SERIES_POINTS
+
+
+def test_a_curve_that_becomes_infinite_ends_in_a_cross() -> None:
+    y = np.where(X < 5, X, np.inf)
+    (axes,) = figures.draw_error_growth({"m": Curve(X, y)}, {}, step_seconds=1).axes
+    (cross,) = [found for found in axes.lines if found.get_marker() == "x"]
+    assert (np.ravel(cross.get_xdata())[0], np.ravel(cross.get_ydata())[0]) == (4.0, 4.0)
+
+
+def test_walls_draw_every_source_in_every_panel() -> None:
+    profiles = {source: Curve(X, RNG.random(11)) for source in ("truth", "dns", "m")}
+    mean, rms = figures.draw_walls(profiles, {"u′⁺": profiles}).axes
+    for axes in (mean, rms):
+        for label, source in (("truth", "truth"), ("DNS", "dns"), ("m", "m")):
+            assert drawn(axes, label) == (list(X), list(profiles[source].y))
+    assert mean.get_xscale() == "log"
+
+
+def test_operator_shows_eigenvalues_and_sorted_singular_values() -> None:
+    eigenvalues, values = np.array([1j, -1.0, 0.5 + 0.5j]), np.array([0.5, 2.0, 1.0])
+    circle, right = diagnostics.draw_operator({"m": eigenvalues}, {"m": values}).axes
+    assert drawn(circle, "m") == (list(eigenvalues.real), list(eigenvalues.imag))
+    assert list(line(right, "m").get_ydata()) == [2.0, 1.0, 0.5]
+
+
+def test_lyapunov_exponents_are_numbered_from_one() -> None:
+    (axes,) = diagnostics.draw_lyapunov({"m": np.array([0.6, 0.1])}, np.array([0.7, 0.2, -0.1])).axes
+    assert drawn(axes, "m") == ([1, 2], [0.6, 0.1])
+    assert drawn(axes, "truth") == ([1, 2, 3], [0.7, 0.2, -0.1])
+
+
+def test_training_shows_loss_and_validation() -> None:
+    log = [{"step": n, "loss": 1 / (n + 1)} for n in range(5)] + [
+        {"step": 5, "loss": 0.1, "valid": {"relative_l2": 0.3}}
+    ]
+    (axes,) = diagnostics.draw_training({"m": log}).axes
+    assert drawn(axes, "m") == (list(range(6)), [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 0.1])
+    assert any(list(found.get_xdata()) == [5] and list(found.get_ydata()) == [0.3] for found in axes.lines)
+
+
+def test_kinetic_energy_maps_are_upright_and_the_error_is_a_percentage() -> None:
+    truth = 1 + RNG.random((6, 4))
+    images = [axes.images[0] for axes in maps.draw_kinetic_energy(truth, 1.1 * truth, side=64).axes if axes.images]
+    np.testing.assert_allclose(images[0].get_array(), truth.T)
+    np.testing.assert_allclose(images[1].get_array(), 1.1 * truth.T)
+    np.testing.assert_allclose(images[2].get_array(), 10.0)
+
+
+def test_channel_planes_keep_the_wall_normal_axis_upright() -> None:
+    truth = 1 + RNG.random((6, 4))
+    figure = maps.draw_kinetic_energy(truth, truth, side=64, axes=("y", "z"))
+    np.testing.assert_allclose(figure.axes[0].images[0].get_array(), truth)
+
+
+def test_snapshots_show_truth_prediction_and_difference() -> None:
+    truth, model = RNG.standard_normal((2, 3, 6, 4))
+    figure = maps.draw_snapshots(np.array([1, 5, 9]), truth, model, side=64, step_seconds=0.1)
+    shown = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    wanted = [*truth, *model, *(model - truth)]
+    for image, field in zip(shown, wanted, strict=False):
+        np.testing.assert_allclose(image, field.T)
+    assert figure.axes[0].images[0].get_clim()[0] == -figure.axes[0].images[0].get_clim()[1]
+
+
+def test_attention_shows_a_row_of_heads_per_axis() -> None:
+    kernels = {"x": RNG.standard_normal((3, 5, 5)), "y": RNG.standard_normal((2, 7, 7))}
+    figure = maps.draw_attention(kernels, side=64)
+    shown = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    for image, kernel in zip(shown, [*kernels["x"], *kernels["y"]], strict=True):
+        np.testing.assert_allclose(image, kernel)
+
+
+def test_signed_fields_get_a_symmetric_scale_and_positive_ones_do_not() -> None:
+    name, low, high = maps.scale_of(RNG.standard_normal(1000))
+    assert (name, low) == ("balance", -high)
+    name, low, high = maps.scale_of(5 + RNG.random(1000))
+    assert name == "thermal"
+    assert 5 <= low < high <= 6
+
+
+def test_shrinking_averages_blocks_also_where_they_do_not_fit() -> None:
+    field = RNG.random((2, 5, 9))
+    small = canvas.shrink(field, 3)
+    assert small.shape == (2, 3, 3)
+    assert small[1, 0, 2] == pytest.approx(field[1, 0:2, 6:9].mean())
+    assert small[1, 2, 0] == pytest.approx(field[1, 4:5, 0:3].mean())
+    assert canvas.shrink(field, 9) is field
+
+
+def test_forty_runs_have_forty_distinct_styles() -> None:
+    styles = canvas.line_styles([str(n) for n in range(40)])
+    assert len({(style.color, str(style.dash)) for style in styles.values()}) == 40
+
+
+def luminance(color: str) -> float:
+    channels = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
+    return float(np.dot((0.2126, 0.7152, 0.0722), channels))
+
+
+@pytest.mark.parametrize("ground", ["#ffffff", "#191f27"])
+def test_every_line_colour_can_be_seen_on_both_pages(ground: str) -> None:
+    for color in canvas.PALETTE:
+        bright, dim = sorted((luminance(color), luminance(ground)), reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) >= 3.0, color
+
+
+def test_svg_inherits_ink_keeps_its_labels_and_refers_only_to_itself() -> None:
+    figure = figures.draw_density({"a <b> $x$ 流": Curve(X, X)}, Curve(X, 2 * X))
+    figure.axes[0].set_xticks([1.23456], labels=["1.23456"])
+    svg = canvas.to_svg(figure, identifier="one", label="alt")
+    assert "1.23456<" in svg
+    assert "currentColor" in svg
+    assert canvas.INK not in svg
+    assert "http" not in svg
+    assert "font-family" not in svg
+    assert "a &lt;b&gt; $x$ 流" in svg
+    identifiers = re.findall(r' id="([^"]+)"', svg)
+    assert len(set(identifiers)) == len(identifiers)
+    assert set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg)) == set(identifiers)
+    assert all(identifier.startswith("one-") for identifier in identifiers)
+
+
+def test_drawing_leaves_the_global_style_and_pyplot_alone(make_run: Callable[..., RunView]) -> None:
+    before = dict(matplotlib.rcParams)
+    for item in figure_items(group_runs([make_run(walls=True)]), side=16):
+        canvas.to_svg(item.figure, identifier="x", label="")
+    assert dict(matplotlib.rcParams) == before
+    assert sys.modules["matplotlib.pyplot"].get_fignums() == []
+
+
+def test_unknown_colour_maps_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be one of cmocean's, got 'jet'; try balance"):
+        canvas.color_map("jet")

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import base64
+import csv
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ergoflow.report.html import render
+from ergoflow.report.runs import RunView
+
+Make = Callable[..., RunView]
+VOID = {"meta", "link", "input", "br", "img", "hr"}
+SIZE_LIMIT = 15_000_000
+
+
+class Outline(HTMLParser):
+    """Checks that every element is closed in order, and gathers ids, references and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.faults: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: Counter[str] = Counter()
+        self.references: list[str] = []
+        self.unlabelled: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        given = dict(attrs)
+        if "id" in given:
+            self.ids[str(given["id"])] += 1
+        self.references += [str(given[name]) for name in ("src", "href", "action", "srcset") if name in given]
+        if tag == "svg" and not given.get("aria-label"):
+            self.unlabelled.append(tag)
+        self.faults += [f"{tag} has {name}" for name in given if name.startswith("on")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}> out of order")
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def outline(page: Path) -> Outline:
+    parser = Outline()
+    parser.feed(page.read_text(encoding="utf-8"))
+    parser.close()
+    return parser
+
+
+@pytest.fixture(scope="module")
+def folder(make_run: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of two seeds of one model, another model, and a channel."""
+    runs = [
+        make_run("kf256-a", seed=0, dataset="kf256"),
+        make_run("kf256-a", seed=1, dataset="kf256"),
+        make_run("kf256-b", dataset="kf256", skill=0.4),
+        make_run("tcf192-a", dataset="tcf192", walls=True),
+    ]
+    runs[2].scores["metrics"]["me_ape"]["rows"]["model"].update(value=None, low=None, high=None, verdict="failed")
+    return render(runs, tmp_path_factory.mktemp("report"), title="A & B").parent
+
+
+def test_the_page_is_well_formed_with_unique_ids(folder: Path) -> None:
+    parsed = outline(folder / "index.html")
+    assert parsed.faults == []
+    assert parsed.open == []
+    assert [name for name, count in parsed.ids.items() if count > 1] == []
+    assert parsed.unlabelled == []
+
+
+def test_the_page_loads_nothing(folder: Path) -> None:
+    parsed = outline(folder / "index.html")
+    assert [ref[:60] for ref in parsed.references if not ref.startswith(("data:", "#"))] == []
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r"https?://|//[a-z0-9-]+\.[a-z]|@import|url\((?!#)", text) == []
+
+
+def test_inner_links_lead_somewhere(folder: Path) -> None:
+    parsed = outline(folder / "index.html")
+    targets = [ref[1:] for ref in parsed.references if ref.startswith("#")]
+    assert set(targets) <= set(parsed.ids)
+    assert {"main", "kf256", "tcf192"} <= set(targets)
+
+
+def test_every_figure_is_also_a_png(folder: Path) -> None:
+    parsed = outline(folder / "index.html")
+    pictures = {path.stem for path in folder.glob("*.png")}
+    assert pictures
+    assert pictures <= set(parsed.ids)
+    assert {"kf256-error-growth", "kf256-spectrum", "kf256-snapshots-2-kf256-b", "tcf192-walls"} <= pictures
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
+
+
+def test_tables_beside_the_page_hold_what_the_page_shows(folder: Path) -> None:
+    tables = json.loads((folder / "tables.json").read_text(encoding="utf-8"))["tables"]
+    assert [table["dataset"] for table in tables] == ["kf256", "tcf192"]
+    with (folder / "tables.csv").open(newline="", encoding="utf-8") as stream:
+        lines = list(csv.DictReader(stream))
+    assert len(lines) == sum(len(row["cells"]) for table in tables for row in table["rows"])
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    for table in tables:
+        for row in table["rows"]:
+            for cell in row["cells"].values():
+                shown = "Infinity" if cell["value"] is None else repr(cell["value"])
+                assert f'data-value="{shown}"' in text
+
+
+def test_a_null_score_is_shown_as_failed(folder: Path) -> None:
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    assert re.search(r'class="cell failed" data-metric="me_ape" data-value="Infinity"><b>failed</b>', text)
+
+
+def test_nothing_is_left_of_the_writing_and_all_may_read_it(folder: Path) -> None:
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+    assert (folder / "index.html").stat().st_mode & 0o444 == 0o444
+
+
+def test_equal_runs_give_equal_bytes(make_run: Make, tmp_path: Path) -> None:
+    curves = {name: value for name, value in make_run().curves.items() if name.startswith(("spectrum", "player"))}
+    pages = [
+        render([dataclasses.replace(make_run(), curves=curves)], tmp_path / name, title="t") for name in ("a", "b")
+    ]
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "identifier"),
+    [
+        ("spectrum", "kf64-spectrum"),
+        ("relative_l2", "kf64-error-growth"),
+        ("player", "kf64-player"),
+        ("tke", "kf64-kinetic-energy-1-kf64-a3m"),
+    ],
+)
+def test_missing_curves_leave_their_section_out(make_run: Make, tmp_path: Path, family: str, identifier: str) -> None:
+    chosen = ("spectrum", "relative_l2", "player", "tke")
+    curves = {name: value for name, value in make_run().curves.items() if name.startswith(chosen)}
+    kept = {name: value for name, value in curves.items() if not name.startswith(family)}
+    ids = outline(render([dataclasses.replace(make_run(), curves=kept)], tmp_path, title="t")).ids
+    assert identifier not in ids
+    assert len([name for name in ids if name.startswith("kf64-")]) > 3
+
+
+def test_a_run_without_any_curve_still_has_its_table(make_run: Make, tmp_path: Path) -> None:
+    page = render([dataclasses.replace(make_run(), curves={}, log=[])], tmp_path, title="t")
+    parsed = outline(page)
+    assert parsed.faults == []
+    assert "kf64-scores" in parsed.ids
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "tables.csv", "tables.json"]
+
+
+def test_hostile_names_are_text(make_run: Make, tmp_path: Path) -> None:
+    name = '</script><img src=x onerror="alert(1)">\'../../$a_b$'
+    run = make_run(name, dataset="<i>kf</i>/../x")
+    families = ("spectrum", "player", "tke", "series")
+    run = dataclasses.replace(
+        run,
+        recipe={"note": "</pre><script>alert(2)</script>"},
+        curves={key: value for key, value in run.curves.items() if key.startswith(families)},
+    )
+    page = render([run], tmp_path / "report", title="<script>alert(3)</script>")
+    parsed = outline(page)
+    assert parsed.faults == []
+    assert parsed.tags["img"] == 0
+    # The player's data and the page's own script.
+    assert parsed.tags["script"] == 2
+    assert any(name in text for text in parsed.text)
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+    assert all(re.fullmatch(r"[a-z0-9-]+\.png|index\.html|tables\.(csv|json)", p.name) for p in page.parent.iterdir())
+
+
+def test_twenty_runs_fit_on_one_page(make_run: Make, tmp_path: Path) -> None:
+    runs = [make_run(f"model-{n:02d}", skill=0.02 * 1.2**n, grid=(32, 32), frames=30) for n in range(20)]
+    families = ("relative_l2", "tke", "player", "series")
+    runs = [
+        dataclasses.replace(run, curves={k: v for k, v in run.curves.items() if k.startswith(families)}) for run in runs
+    ]
+    page = render(runs, tmp_path, title="Twenty")
+    parsed = outline(page)
+    assert page.stat().st_size < SIZE_LIMIT
+    assert parsed.faults == []
+    assert "".join(parsed.text).count("model-19") > 5
+
+
+def test_a_large_run_stays_small_enough_to_send(make_run: Make, tmp_path: Path) -> None:
+    run = make_run(grid=(160, 160), frames=60)
+    noise = np.random.default_rng(0).standard_normal((60, 160, 160))
+    families = ("player", "snapshots", "tke")
+    curves = {key: value for key, value in run.curves.items() if key.startswith(families)}
+    # White noise does not compress: the worst case.
+    run = dataclasses.replace(run, curves={**curves, "player/truth": noise, "player/model": noise[::-1]})
+    assert render([run], tmp_path, title="Large").stat().st_size < 5_000_000
+
+
+def test_an_interrupted_write_leaves_the_old_page(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = dataclasses.replace(make_run(), curves={}, log=[])
+    page = render([run], tmp_path, title="old")
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        render([run], tmp_path, title="new")
+    monkeypatch.undo()
+    assert "<title>old</title>" in page.read_text(encoding="utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "tables.csv", "tables.json"]
+
+
+def test_the_scripts_hash_in_the_policy_is_the_scripts(folder: Path) -> None:
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    script = text[text.rindex("<script>") + len("<script>") : text.rindex("</script>")]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in text

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ergoflow.report.runs import RunView, group_runs, slugify
+
+Make = Callable[..., RunView]
+
+
+def changed(run: RunView, **scores: Any) -> RunView:
+    return dataclasses.replace(run, scores={**run.scores, **scores})
+
+
+def test_an_unknown_format_is_refused_with_what_to_do(make_run: Make) -> None:
+    with pytest.raises(ValueError, match=r"must have format 1, got 2; score the run again"):
+        changed(make_run(), format=2)
+
+
+def test_a_missing_key_is_named(make_run: Make) -> None:
+    run = make_run()
+    scores = {key: value for key, value in run.scores.items() if key != "commit"}
+    with pytest.raises(ValueError, match="got no commit; score"):
+        dataclasses.replace(run, scores=scores)
+
+
+def test_scores_of_another_run_are_refused(make_run: Make) -> None:
+    with pytest.raises(ValueError, match="got those of 'kf64-a3m' seed 0"):
+        dataclasses.replace(make_run(), seed=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"better": "smaller"}, "better must be one of .* got 'smaller'"),
+        ({"variant_of": "nothing"}, "variant_of must name a metric, got 'nothing'"),
+        ({"rows": {}}, "got no model"),
+        ({"rows": {"model": {"value": 1.0, "low": 1.0, "high": 1.0, "verdict": "fine"}}}, "got 'fine'"),
+    ],
+)
+def test_a_malformed_metric_is_refused(make_run: Make, change: dict[str, Any], message: str) -> None:
+    run = make_run()
+    metrics = {**run.scores["metrics"], "me_ape": {**run.scores["metrics"]["me_ape"], **change}}
+    with pytest.raises(ValueError, match=message):
+        changed(run, metrics=metrics)
+
+
+def test_a_curve_that_does_not_fit_its_abscissa_is_refused(make_run: Make) -> None:
+    run = make_run()
+    with pytest.raises(ValueError, match=r"'spectrum/model' must have the 33 points .* got 32"):
+        dataclasses.replace(run, curves={**run.curves, "spectrum/model": np.ones(32)})
+    with pytest.raises(ValueError, match="'spectrum/model' needs 'spectrum/shells', got none"):
+        dataclasses.replace(run, curves={"spectrum/model": np.ones(32)})
+
+
+def test_seeds_are_gathered_in_order_and_averaged(make_run: Make) -> None:
+    runs = [make_run(seed=seed) for seed in (2, 0, 1)]
+    for run, level in zip(runs, (3.0, 1.0, 5.0), strict=True):
+        run.curves["relative_l2/model"][:] = level  # type: ignore[index]
+    (group,) = group_runs(runs)
+    assert [run.seed for run in group.runs] == [0, 1, 2]
+    mean, spread = group.curve("relative_l2/model"), group.spread("relative_l2/model")
+    assert mean is not None
+    assert spread is not None
+    np.testing.assert_allclose(mean, 3.0)
+    np.testing.assert_allclose(spread, 2.0)
+
+
+def test_one_infinite_seed_makes_the_mean_infinite(make_run: Make) -> None:
+    runs = [make_run(seed=seed) for seed in (0, 1)]
+    runs[1].curves["relative_l2/model"][40:] = np.inf
+    (group,) = group_runs(runs)
+    mean = group.curve("relative_l2/model")
+    assert mean is not None
+    assert np.isinf(mean[40:]).all()
+    assert np.isfinite(mean[:40]).all()
+
+
+def test_a_curve_that_one_seed_lacks_is_no_mean(make_run: Make) -> None:
+    whole, poor = make_run(seed=0), make_run(seed=1)
+    (group,) = group_runs([whole, dataclasses.replace(poor, curves={})])
+    assert group.curve("relative_l2/model") is None
+
+
+def test_the_same_seed_twice_is_refused(make_run: Make) -> None:
+    with pytest.raises(ValueError, match=r"must differ, got \[0, 0\]; give each run once"):
+        group_runs([make_run(), make_run()])
+
+
+def test_one_name_on_two_tasks_is_refused(make_run: Make) -> None:
+    with pytest.raises(ValueError, match="must share dataset and step"):
+        group_runs([make_run(seed=0), make_run(seed=1, dataset="kf128")])
+
+
+def test_no_run_makes_no_report() -> None:
+    with pytest.raises(ValueError, match="at least one run, got none; score a run first"):
+        group_runs([])
+
+
+def test_slugs_are_safe_in_file_names() -> None:
+    assert slugify("../KF 256/<b>") == "kf-256-b"
+    assert slugify("///") == "unnamed"

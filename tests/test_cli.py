@@ -1,0 +1,119 @@
+"""The command line: help that helps, one line for bad input, exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ergoflow.cli import main
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["ergoflow", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    captured = capsys.readouterr()
+    return int(stop.value.code or 0), captured.out, captured.err
+
+
+VERBS = ("demo", "simulate", "train", "predict", "score", "report", "bench", "reproduce", "verify", "recipes")
+
+
+def test_help_lists_every_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(monkeypatch, capsys, "--help")
+    assert code == 0
+    for verb in VERBS:
+        assert verb in out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_has_help(verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(monkeypatch, capsys, verb, "--help")
+    assert code == 0
+    assert "Usage" in out
+
+
+def test_recipes_lists_the_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = run(monkeypatch, capsys, "recipes")
+    assert code == 0
+    for name in ("kf256", "kf128", "kf64", "kf256-transient", "kf128-coarse-a3m", "kf256-a3m"):
+        assert name in out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "kf64-a4m"], "did you mean kf64-a3m"),
+        (["train"], "a recipe is needed"),
+        (["train", "kf64-a3m", "--recipe", "kf128-a3m"], "drop one of them"),
+        (["train", "kf64-a3m", "--set", "training.epoch=5"], "did you mean epochs"),
+        (["train", "kf64-a3m", "--set", "training.epochs=many"], "must be of type int"),
+        (["train", "kf64-a3m", "--device", "gpu"], "--device must be auto, cpu, cuda"),
+        (["train", "kf64-a3m", "--precision", "fp8"], "must be one of fp32, bf16"),
+        (["train", "kf64-a3m", "--seed", "-1"], "--seed"),
+        (["train", "kf64-a3m"], "run `ergoflow simulate kf64`"),
+        (["train", "no/such.json"], "there is none"),
+        (["simulate", "kf46"], "did you mean kf64"),
+        (["simulate", "kf64", "--set", "dataset.flow.grid=[63,64]"], "choose 62 or 64"),
+        (["simulate", "kf64", "--precision", "half"], "float32 or float64"),
+        (["predict", "kf64-a3m", "--steps", "0"], "--steps"),
+        (["score", "kf64-a3m"], "run `ergoflow simulate kf64`"),
+        (["report"], "run `ergoflow score RECIPE` first"),
+        (["verify", "nowhere"], "not a folder"),
+        (["bench", "everything"], "choose one of them"),
+        (["reproduce", "kf64-a3m", "--seeds", "a,b"], "whole numbers such as 0,1,2"),
+        (["dance"], "dance"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    words: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 2
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: ")
+    assert expected in lines[0]
+    assert not list(tmp_path.rglob("*")), "nothing is left behind"
+
+
+def test_root_that_is_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    code, _, err = run(monkeypatch, capsys, "simulate", "kf64", "--root", str(file))
+    assert (code, file.read_text()) == (2, "mine")
+    assert "must be a folder" in err
+
+
+def test_bench_writes_numbers_with_their_provenance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "bench.json"
+    words = [
+        "bench",
+        "solver",
+        "--recipe",
+        "kf64-a3m",
+        "--set",
+        "dataset.flow.grid=[16,16]",
+        "--device",
+        "cpu",
+        "--output",
+        str(output),
+    ]
+    code, _, _ = run(monkeypatch, capsys, *words)
+    data = json.loads(output.read_text())
+    assert code == 0
+    assert {"rows", "hardware", "versions", "commit"} <= set(data)
+    assert all(row["field-steps/s"] > 0 for row in data["rows"])

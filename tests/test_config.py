@@ -1,0 +1,109 @@
+"""Recipes and their JSON twins."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ergoflow.config import Recipe, from_dict, load_recipe, override, to_dict
+from ergoflow.recipes import catalogue, datasets, find_dataset, find_recipe
+
+
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_recipe_survives_the_round_trip_through_json(name: str) -> None:
+    recipe = catalogue()[name]
+    assert from_dict(Recipe, json.loads(json.dumps(to_dict(recipe)))) == recipe
+
+
+def test_recipe_file_round_trip(tmp_path: Path) -> None:
+    recipe = override(find_recipe("kf64-a3m"), ["training.epochs=7", "model.sigma=4"])
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(to_dict(recipe)))
+    assert load_recipe(path) == recipe == find_recipe(str(path))
+
+
+def test_override_changes_one_setting_and_nothing_else() -> None:
+    before = find_recipe("kf64-a3m")
+    after = override(before, ["training.epochs=11"])
+    assert after.training.epochs == 11
+    assert dataclasses.replace(after, training=before.training) == before
+
+
+def test_override_types_values() -> None:
+    recipe = override(
+        find_recipe("kf64-a3m"),
+        [
+            "training.learning_rate=1",
+            "task.predict=state",
+            "training.ema_decay=none",
+            "dataset.flow.grid=[32, 48]",
+        ],
+    )
+    assert isinstance(recipe.training.learning_rate, float)
+    assert recipe.task.predict == "state"
+    assert recipe.training.ema_decay is None
+    assert recipe.dataset.grid == (32, 48)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("training.epoch=5", "unknown key 'training.epoch'; did you mean epochs"),
+        ("trainning.epochs=5", "unknown key 'trainning'; did you mean training"),
+        ("training.epochs=five", "training.epochs must be of type int, got 'five'"),
+        ("training.epochs=true", "training.epochs must be of type int, got True"),
+        ("training.epochs=2.5", "training.epochs must be of type int, got 2.5"),
+        ("task.predict=future", "task.predict must be one of state, increment, got 'future'"),
+        ("training=5", "training is a group of settings"),
+        ("training.epochs.more=5", "goes too deep"),
+        ("training.epochs", "--set must look like training.epochs=5"),
+        ("dataset.flow.grid=[63, 64]", "even"),
+        ("dataset.flow.dt=0.03", "whole number of solver steps"),
+        ("dataset.flow.grid=[64]", "must have 2 entries, got 1"),
+        ("model.kind=zero", "cannot be set alone"),
+        ("evaluation.steps=50", "evaluation.steps must exceed"),
+    ],
+)
+def test_bad_setting_says_what_was_expected(assignment: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        override(find_recipe("kf64-a3m"), [assignment])
+
+
+def test_unknown_names_list_near_misses() -> None:
+    with pytest.raises(ValueError, match="did you mean kf64-a3m"):
+        find_recipe("kf64-a3n")
+    with pytest.raises(ValueError, match="did you mean kf256"):
+        find_dataset("kf265", [])
+    with pytest.raises(ValueError, match="there is none"):
+        find_recipe("no/such/recipe.json")
+
+
+def test_missing_key_in_a_file_is_named(tmp_path: Path) -> None:
+    data = to_dict(find_recipe("kf64-a3m"))
+    del data["dataset"]["name"]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=r"dataset\.name is missing"):
+        load_recipe(path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="syntax error at line 1"):
+        load_recipe(path)
+
+
+def test_coarse_recipes_share_the_fine_data() -> None:
+    fine, coarse = find_recipe("kf128-a3m"), find_recipe("kf128-coarse-a3m")
+    assert fine.dataset == coarse.dataset
+    assert coarse.step_seconds == pytest.approx(0.1)
+    assert fine.step_seconds == pytest.approx(0.02)
+
+
+def test_kf128_is_every_second_point_of_kf256() -> None:
+    known = datasets()
+    assert known["kf128"].grid == (128, 128)
+    assert dataclasses.replace(known["kf128"], name="kf256", subsample=1) == known["kf256"]
+    assert known["kf256"].substeps == 12
+    assert known["kf256"].spin_up_frames == 2000

@@ -1,0 +1,126 @@
+"""What is particular to training on a CUDA device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ergoflow.data.normalize import Normalizer
+from ergoflow.data.windows import ResidentWindows, WindowSampler
+from ergoflow.models.operator import LatentOperator
+from ergoflow.training.checkpoint import STATE_FILE, load_state
+from ergoflow.training.objectives import ObjectiveConfig, make_objective
+from ergoflow.training.optimizers import make_optimizer
+from ergoflow.training.stepper import NormalizedStep, NormalizedWindows
+from ergoflow.training.trainer import Progress, TrainingConfig, TrainingInterrupted, TrainResult, train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.lift = nn.Conv2d(2, 8, 3, padding=1, padding_mode="circular")
+        self.operator = LatentOperator(8, "penalty", generator=generator)
+        self.head = nn.Conv2d(8, 2, 1)
+        self.dropout = nn.Dropout(0.1)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                if parameter is not self.operator.weight:
+                    parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, state: Tensor) -> Tensor:
+        features = nn.functional.gelu(self.lift(state)).movedim(1, -1)  # (B, X, Y, 8)
+        return self.head(self.dropout(self.operator(features).movedim(-1, 1)))
+
+
+def run(folder: Path, *, resume: bool = False, on_progress=None, **settings: object) -> TrainResult:
+    """Learn a shift by one point along x; 10 trajectories of 33 frames give 77 batches of 4 per epoch."""
+    first = torch.randn(10, 2, 8, 6, generator=torch.Generator().manual_seed(2))
+    data = torch.stack([torch.roll(first, shift, dims=2) for shift in range(33)], dim=1).cuda()
+    sampler = WindowSampler(10, 33, window=3, batch_size=4, seed=3)
+    units = Normalizer(mean=torch.zeros(2), std=torch.ones(2), std_delta=torch.ones(2))
+    config = TrainingConfig(
+        **{
+            "epochs": 5,
+            "batch_size": 4,
+            "learning_rate": 3e-3,
+            "clip_norm": 1.0,
+            "ema_decay": 0.9,
+            "precision": "bf16",
+            "tensorboard": False,
+            **settings,
+        }
+    )
+    return train(
+        NormalizedStep(Net(), "state").cuda(),
+        make_objective(ObjectiveConfig(unroll=2), generator=torch.Generator("cuda").manual_seed(1)),
+        NormalizedWindows(ResidentWindows(data, sampler), units),
+        config=config,
+        folder=folder,
+        seed=0,
+        resume=resume,
+        on_progress=on_progress,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_no_step_between_two_log_lines_waits_for_the_device(tmp_path: Path) -> None:
+    def watch(progress: Progress) -> None:
+        if progress.step == 5:
+            torch.cuda.set_sync_debug_mode("error")
+        if progress.step == 30:
+            torch.cuda.set_sync_debug_mode("default")
+
+    try:
+        result = run(tmp_path, max_steps=35, log_every=1000, on_progress=watch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert result.step == 35
+
+
+# torch warns about itself while it imports its compiler.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bf16_training_lowers_the_loss(tmp_path: Path, compiled: bool) -> None:
+    run(tmp_path, compile=compiled, schedule="wsd")
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_resumed_run_follows_the_uninterrupted_one(tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.step == 50:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run(tmp_path / "whole", max_steps=90, precision="fp32")
+    with pytest.raises(TrainingInterrupted):
+        run(tmp_path / "parts", max_steps=90, precision="fp32", on_progress=stop)
+    run(tmp_path / "parts", max_steps=90, precision="fp32", resume=True)
+    whole, parts = (load_state(tmp_path / name / STATE_FILE) for name in ("whole", "parts"))
+    # Dropout masks and unit vectors are the same; convolution gradients may be summed in another order.
+    assert torch.equal(whole["random"][0]["cuda"], parts["random"][0]["cuda"])
+    assert torch.equal(whole["generator"], parts["generator"])
+    for name, value in whole["model"].items():
+        torch.testing.assert_close(parts["model"][name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_optimiser_is_fused_for_real_weights_and_works_for_complex_ones() -> None:
+    settings = {"learning_rate": 0.1, "betas": (0.9, 0.999), "weight_decay": 0.0}
+    real = nn.Parameter(torch.ones(3, 3, device="cuda"))
+    assert make_optimizer("adamw", [real], **settings).defaults["fused"]
+    spectral = nn.Parameter(torch.ones(3, 3, device="cuda", dtype=torch.complex64))
+    optimizer = make_optimizer("adamw", [real, spectral], **settings)
+    (real.square().sum() + spectral.abs().square().sum()).backward()
+    optimizer.step()
+    torch.testing.assert_close(spectral.detach().real, torch.full((3, 3), 0.9, device="cuda"))
