@@ -121,7 +121,7 @@ class EvaluationConfig:
     keep_first: int = 100
     keep_every: int = 50
     max_lag: int = 20
-    resamples: int = 200
+    resamples: int = 100
     lead_steps: tuple[int, ...] = (1, 5, 25)
 
     def __post_init__(self) -> None:

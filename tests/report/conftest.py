@@ -176,7 +176,7 @@ def make_run() -> Callable[..., RunView]:
             {
                 "step": n,
                 "loss": float(np.exp(-n / 30) + skill),
-                "valid": {"relative_l2": 0.9 * float(np.exp(-n / 30) + skill)},
+                "valid": {"relative_l2@1": 0.9 * float(np.exp(-n / 30) + skill)},
             }
             if n % 20 == 0
             else {"step": n, "loss": float(np.exp(-n / 30) + skill)}

@@ -126,7 +126,7 @@ def test_lyapunov_exponents_are_numbered_from_one() -> None:
 
 def test_training_shows_loss_and_validation() -> None:
     log = [{"step": n, "loss": 1 / (n + 1)} for n in range(5)] + [
-        {"step": 5, "loss": 0.1, "valid": {"relative_l2": 0.3}}
+        {"step": 5, "loss": 0.1, "valid": {"relative_l2@1": 0.3}}
     ]
     (axes,) = diagnostics.draw_training({"m": log}).axes
     assert drawn(axes, "m") == (list(range(6)), [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 0.1])

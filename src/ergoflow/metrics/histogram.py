@@ -52,10 +52,14 @@ def histogram_w1(pred: np.ndarray, true: np.ndarray, edges: np.ndarray) -> float
 
 
 def tail_quantile(counts: np.ndarray, edges: np.ndarray, centre: float, level: float) -> float:
-    """Return the `level` quantile of |z - centre| from one channel's counts (B,), values at bin centres."""
+    """Return the `level` quantile of |z - centre| from one channel's counts (B,), spread evenly over each bin.
+
+    F(r) = H(centre + r) - H(centre - r), H the piecewise linear cumulative count, is piecewise linear with its
+    corners at the distances of the edges, so that its inverse is exact.
+    """
     if counts.sum() <= 0:
         return math.nan
-    distance = np.abs(0.5 * (edges[1:] + edges[:-1]) - centre)
-    order = np.argsort(distance)
-    cumulative = np.cumsum(counts[order])
-    return float(distance[order][np.searchsorted(cumulative, level * cumulative[-1])])
+    cumulative = np.concatenate(([0.0], np.cumsum(counts)))
+    radii = np.sort(np.abs(edges - centre))
+    inside = np.interp(centre + radii, edges, cumulative) - np.interp(centre - radii, edges, cumulative)
+    return float(np.interp(level * cumulative[-1], inside, radii))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,10 @@ Verdict = Literal["at floor", "better", "worse", "failed"]
 
 # Ends of a 95 % interval, in percent.
 COVERAGE = (2.5, 97.5)
+
+
+def _ignore() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +38,14 @@ def bootstrap(
     resamples: int = 200,
     seed: int = 0,
     model_weights: np.ndarray | None = None,
+    on_resample: Callable[[], None] = _ignore,
 ) -> dict[str, Interval]:
     """Return value and 95 % interval of every long-term metric, resampling both sides' trajectories.
 
     Weights are multinomial, independent on the two sides. Resampling adds noise to both sides, which pushes
     every distance up; the interval is therefore the percentile interval moved so that the resamples' mean
     lies at the value, cut at zero. `model_weights` of zeros and ones restricts the model's trajectories
-    (None: all).
+    (None: all). `on_resample` is called after each resample (a progress bar).
     """
     weights, ones = check_weights(model, model_weights), check_weights(truth, None)
     chosen = np.flatnonzero(weights)
@@ -60,10 +66,13 @@ def bootstrap(
         drawn[chosen] = rng.multinomial(len(chosen), np.full(len(chosen), 1 / len(chosen)))
         truth_drawn = rng.multinomial(len(ones), ones / len(ones)).astype(np.float64)
         rows.append(evaluation.metrics(drawn, truth_drawn))
+        on_resample()
     return {key: centred_interval(value, np.array([row[key] for row in rows])) for key, value in values.items()}
 
 
-def noise_floor(truth: StatisticsResult, *, resamples: int = 40, seed: int = 0) -> dict[str, Interval]:
+def noise_floor(
+    truth: StatisticsResult, *, resamples: int = 40, seed: int = 0, on_resample: Callable[[], None] = _ignore
+) -> dict[str, Interval]:
     """Return what each metric gives for truth against truth: mean and 95 % range over random halves.
 
     Each half holds half of the trajectories, so this floor is somewhat above that of two full sets.
@@ -80,6 +89,7 @@ def noise_floor(truth: StatisticsResult, *, resamples: int = 40, seed: int = 0) 
         half = np.zeros(count)
         half[rng.permutation(count)[: count // 2]] = 1.0
         rows.append(evaluation.metrics(half, 1.0 - half))
+        on_resample()
     return {key: percentile_interval(np.array([row[key] for row in rows])) for key in evaluation.keys}
 
 

@@ -90,7 +90,7 @@ def _roll_out(
     initial = store.load("test", device=device, stride=store.num_frames("test"))[:, 0]  # (J, C, *grid)
     skip = skipped_frames(evaluation, int(reference.truth.frames[0]))
     statistics = new_statistics(
-        store.info, reference, len(initial), max_lag=evaluation.max_lag, skip=skip, device=device
+        store.info, reference.yardstick, len(initial), max_lag=evaluation.max_lag, skip=skip, device=device
     )
     steps = kept_steps(evaluation)
     keep = set(steps)

@@ -1,4 +1,4 @@
-"""What every model on a data set is measured against: the test split's statistics and the trivial forecasts.
+"""What every model on a data set is measured against: the truth, its noise floor, and the trivial forecasts.
 
 The reference depends on the data, the stride and the evaluation settings alone, so it is computed once, kept beside
 the data, and shared by all models.
@@ -20,7 +20,17 @@ from torch import Tensor
 from ergoflow.config import EvaluationConfig, Recipe, to_dict
 from ergoflow.data.files import write_npz_atomic
 from ergoflow.data.store import DatasetInfo, TrajectoryStore
-from ergoflow.metrics import PCABasis, StatisticsResult, TrajectoryStatistics, failure_limit, fit_pca
+from ergoflow.metrics import (
+    Interval,
+    PCABasis,
+    StatisticsResult,
+    TrajectoryStatistics,
+    bootstrap,
+    failure_limit,
+    fit_pca,
+    noise_floor,
+)
+from ergoflow.metrics.pca import MAX_SNAPSHOTS
 from ergoflow.pipeline.progress import bar
 
 REFERENCE_FORMAT = 1
@@ -28,26 +38,37 @@ REFERENCE_FORMAT = 1
 BASIS_SIZE = 64
 # The histogram reaches this many standard deviations to either side of the mean.
 HISTOGRAM_SIGMAS = 12.0
-HISTOGRAM_BINS = 240
+HISTOGRAM_BINS = 1200
 # The climatology is the mean of every tenth training frame.
 CLIMATOLOGY_STRIDE = 10
 TRIVIAL = ("persistence", "climatology", "zero")
+# Trivial rows need less precision than a model's.
+TRIVIAL_RESAMPLES = 40
+
+Intervals = dict[str, Interval]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yardstick:
+    """What two sets of roll-outs must share to be compared: principal components, histogram bins, the failure limit."""
+
+    basis: PCABasis
+    edges: np.ndarray
+    limit: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Statistics of the truth and of the trivial forecasts, and what is needed to measure a model the same way."""
+    """The truth's statistics, what is needed to measure a model the same way, and the scores to hold it against.
 
-    basis: PCABasis
-    edges: np.ndarray
+    `floor` is truth against truth and `trivial` the scores of persistence, climatology and zero, each by metric.
+    """
+
+    yardstick: Yardstick
     climatology: np.ndarray
-    rows: dict[str, StatisticsResult]
-    limit: float
-
-    @property
-    def truth(self) -> StatisticsResult:
-        """Statistics of the test split."""
-        return self.rows["truth"]
+    truth: StatisticsResult
+    floor: Intervals
+    trivial: dict[str, Intervals]
 
 
 def skipped_frames(evaluation: EvaluationConfig, truth_frames: int) -> int:
@@ -59,28 +80,21 @@ def skipped_frames(evaluation: EvaluationConfig, truth_frames: int) -> int:
 
 
 def new_statistics(
-    info: DatasetInfo,
-    reference: Reference | None,
-    count: int,
-    *,
-    max_lag: int,
-    skip: int,
-    device: torch.device,
+    info: DatasetInfo, yardstick: Yardstick, count: int, *, max_lag: int, skip: int, device: torch.device
 ) -> TrajectoryStatistics:
-    """Empty statistics for `count` roll-outs of a flow; without a reference they are those of the truth itself."""
-    vorticity = info.fields == ("vorticity",)
+    """Empty statistics for `count` roll-outs of a flow."""
     return TrajectoryStatistics(
         count,
         len(info.fields),
         info.grid,
         length=info.length,
-        kind="vorticity" if vorticity else "velocity",
+        kind="vorticity" if info.fields == ("vorticity",) else "velocity",
         spectrum="shells" if all(b == "PERIODIC" for b in info.boundaries) else "spanwise",
         max_lag=max_lag,
-        basis=reference.basis if reference else None,
-        histogram_edges=reference.edges if reference else None,
+        basis=yardstick.basis,
+        histogram_edges=yardstick.edges,
         skip=skip,
-        limit=reference.limit if reference else float("inf"),
+        limit=yardstick.limit,
         device=device,
     )
 
@@ -94,48 +108,60 @@ def load_reference(recipe: Recipe, store: TrajectoryStore, *, device: torch.devi
 
 
 def _compute(recipe: Recipe, store: TrajectoryStore, *, device: torch.device, console: Console) -> Reference:
+    evaluation = recipe.evaluation
     truth = store.load("test", device=device, stride=recipe.task.stride)  # (J, T, C, *grid)
-    if truth.shape[1] <= recipe.evaluation.max_lag:
+    if truth.shape[1] <= evaluation.max_lag:
         raise ValueError(
             f"the test split has {truth.shape[1]} frames at stride {recipe.task.stride}, but max_lag "
-            f"{recipe.evaluation.max_lag} needs more; lower evaluation.max_lag or task.stride"
+            f"{evaluation.max_lag} needs more; lower evaluation.max_lag or task.stride"
         )
-    climatology = _climatology(store).to(device)
-    partial = Reference(
-        basis=fit_pca(truth, BASIS_SIZE),
-        edges=_edges(store),
-        climatology=climatology.cpu().numpy(),
-        rows={},
-        limit=failure_limit(truth),
-    )
+    yardstick = Yardstick(basis=_basis(store, device), edges=_edges(store), limit=failure_limit(truth))
+    climatology = _climatology(store)
     frames, initial = truth.shape[1], truth[:, 0]
     rows: dict[str, Iterator[Tensor]] = {
         "truth": iter(truth.unbind(1)),
         "persistence": _constant(initial, frames),
-        "climatology": _constant(climatology.expand_as(initial), frames),
+        "climatology": _constant(climatology.to(device).expand_as(initial), frames),
         "zero": _constant(torch.zeros_like(initial), frames),
     }
     results = {}
     with bar(console, f"reference of {store.info.name}", frames * len(rows), "frames") as advance:
         for name, states in rows.items():
             statistics = new_statistics(
-                store.info, partial, len(initial), max_lag=recipe.evaluation.max_lag, skip=0, device=device
+                store.info, yardstick, len(initial), max_lag=evaluation.max_lag, skip=0, device=device
             )
             for state in states:
                 statistics.update(state)
                 advance()
             results[name] = statistics.finish()
+    resamples = evaluation.resamples + len(TRIVIAL) * TRIVIAL_RESAMPLES
+    with bar(console, f"noise floor of {store.info.name}", resamples, "resamples") as advance:
+        floor = noise_floor(results["truth"], resamples=evaluation.resamples, on_resample=advance)
+        trivial = {
+            name: bootstrap(results[name], results["truth"], resamples=TRIVIAL_RESAMPLES, on_resample=advance)
+            for name in TRIVIAL
+        }
     return Reference(
-        basis=partial.basis,
-        edges=partial.edges,
-        climatology=partial.climatology,
-        rows=results,
-        limit=partial.limit,
+        yardstick=yardstick,
+        climatology=climatology.numpy(),
+        truth=results["truth"],
+        floor=floor,
+        trivial=trivial,
     )
 
 
 def _constant(state: Tensor, frames: int) -> Iterator[Tensor]:
     return (state for _ in range(frames))
+
+
+def _basis(store: TrajectoryStore, device: torch.device) -> PCABasis:
+    """Principal components of the training split: the test split and the model are then both out of sample.
+
+    Components fitted to the very frames they judge would flatter these frames, and with them the noise floor.
+    """
+    count, frames = store.count("train"), store.num_frames("train")
+    stride = -(-count * frames // MAX_SNAPSHOTS)
+    return fit_pca(store.load("train", device=device, stride=stride), BASIS_SIZE)
 
 
 def _climatology(store: TrajectoryStore) -> Tensor:
@@ -159,37 +185,44 @@ def _edges(store: TrajectoryStore) -> np.ndarray:
 
 def _path(recipe: Recipe, store: TrajectoryStore) -> Path:
     """A file name that changes with anything the reference depends on, the data's checksums included."""
-    known = [to_dict(recipe.dataset), recipe.task.stride, recipe.evaluation.max_lag, REFERENCE_FORMAT]
+    known = [
+        to_dict(recipe.dataset),
+        recipe.task.stride,
+        recipe.evaluation.max_lag,
+        recipe.evaluation.resamples,
+        REFERENCE_FORMAT,
+    ]
     stamps = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for split in store.splits for p in store.files(split)]
     digest = hashlib.sha256(json.dumps([known, stamps]).encode()).hexdigest()[:12]
     return Path(store.folder) / f"reference-{digest}.npz"
 
 
 def _write(path: Path, reference: Reference) -> None:
-    arrays = {
-        "limit": np.array(reference.limit),
-        "edges": reference.edges,
-        "climatology": reference.climatology,
-    }
+    yardstick = reference.yardstick
+    arrays = {"limit": np.array(yardstick.limit), "edges": yardstick.edges, "climatology": reference.climatology}
     for name in ("mean", "components", "variances"):
-        arrays[f"basis/{name}"] = getattr(reference.basis, name).cpu().numpy()
-    for row, statistics in reference.rows.items():
-        arrays |= {f"{row}/{name}": value for name, value in statistics.arrays().items()}
+        arrays[f"basis/{name}"] = getattr(yardstick.basis, name).cpu().numpy()
+    arrays |= {f"truth/{name}": value for name, value in reference.truth.arrays().items()}
+    arrays["metrics"] = np.array(list(reference.floor))
+    for row, intervals in {"floor": reference.floor, **reference.trivial}.items():
+        arrays[f"scores/{row}"] = np.array([(i.value, i.low, i.high) for i in intervals.values()])
     write_npz_atomic(path, arrays)
 
 
 def _read(path: Path) -> Reference:
     with np.load(path) as file:
         arrays = dict(file.items())
-    parts = {name: torch.from_numpy(arrays[f"basis/{name}"]) for name in ("mean", "components", "variances")}
-    rows = {}
-    for row in ("truth", *TRIVIAL):
-        own = {key.removeprefix(f"{row}/"): value for key, value in arrays.items() if key.startswith(f"{row}/")}
-        rows[row] = StatisticsResult.from_arrays(own)
+    basis = {name: torch.from_numpy(arrays[f"basis/{name}"]) for name in ("mean", "components", "variances")}
+    truth = {key.removeprefix("truth/"): value for key, value in arrays.items() if key.startswith("truth/")}
+
+    def intervals(row: str) -> Intervals:
+        values = zip(arrays["metrics"].tolist(), arrays[f"scores/{row}"].tolist(), strict=True)
+        return {key: Interval(value=value, low=low, high=high) for key, (value, low, high) in values}
+
     return Reference(
-        basis=PCABasis(**parts),
-        edges=arrays["edges"],
+        yardstick=Yardstick(basis=PCABasis(**basis), edges=arrays["edges"], limit=float(arrays["limit"])),
         climatology=arrays["climatology"],
-        rows=rows,
-        limit=float(arrays["limit"]),
+        truth=StatisticsResult.from_arrays(truth, source=str(path)),
+        floor=intervals("floor"),
+        trivial={name: intervals(name) for name in TRIVIAL},
     )

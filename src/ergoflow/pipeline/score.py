@@ -30,7 +30,6 @@ from ergoflow.metrics import (
     StatisticsResult,
     bootstrap,
     definition,
-    noise_floor,
     survival_summary,
 )
 from ergoflow.pipeline.curves import write_curves
@@ -42,8 +41,6 @@ from ergoflow.pipeline.shortterm import mean_interval, short_term_errors
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 
 SCORES_FORMAT = 1
-# Trivial rows need less precision than the model's.
-TRIVIAL_RESAMPLES = 50
 
 
 def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> Path:
@@ -120,15 +117,10 @@ def _short_term(recipe: Recipe, errors: Mapping[str, np.ndarray], model: Statist
 
 
 def _long_term(recipe: Recipe, model: StatisticsResult, reference: Reference, console: Console) -> dict[str, Any]:
-    resamples = recipe.evaluation.resamples
-    with bar(console, f"score {recipe.name}", 2 + len(TRIVIAL), "rows") as advance:
-        floor = noise_floor(reference.truth, resamples=resamples)
-        advance()
-        rows = {"model": bootstrap(model, reference.truth, resamples=resamples)}
-        advance()
-        for name in TRIVIAL:
-            rows[name] = bootstrap(reference.rows[name], reference.truth, resamples=TRIVIAL_RESAMPLES)
-            advance()
+    with bar(console, f"score {recipe.name}", recipe.evaluation.resamples, "resamples") as advance:
+        scores = bootstrap(model, reference.truth, resamples=recipe.evaluation.resamples, on_resample=advance)
+    rows = {"model": scores, **reference.trivial}
+    floor = reference.floor
     metrics = {}
     for key in floor:
         info = CATALOGUE[key]

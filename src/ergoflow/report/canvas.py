@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 #: Text, axes and the truth. An odd value, because the SVG writer finds it again by its name.
 INK = "#1d2531"
@@ -30,6 +30,8 @@ DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2
 
 REFERENCE_DASHES = {"persistence": (0, (4, 2)), "climatology": (0, (1, 1.5)), "zero": (0, (6, 2, 1, 2))}
 LEGEND_NAME_LENGTH = 30
+#: A logarithmic axis whose ends have a smaller ratio than this labels 2 and 5 as well.
+LABEL_MINOR_BELOW = 100.0
 #: Largest size on the page in pixels per point, so that all figures share one text size.
 SVG_SCALE = 1.42
 
@@ -129,11 +131,20 @@ def add_legend(figure: Figure, axes: Axes) -> None:
 
 
 def log_ticks(axes: Axes, which: str) -> None:
-    """Decade ticks on a logarithmic axis, written with Unicode exponents so that SVG text stays plain."""
+    """Decade ticks on a logarithmic axis, written with Unicode exponents so that SVG text stays plain.
+
+    An axis of less than two decades also shows 2 and 5, or it might show no number at all.
+    """
     axis = axes.yaxis if which == "y" else axes.xaxis
+
+    def between_decades(value: float, _: int) -> str:
+        low, high = axis.get_view_interval()
+        return power_of_ten(value) if high < LABEL_MINOR_BELOW * low else ""
+
     axis.set_major_locator(LogLocator(base=10.0, numticks=7))
     axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(LogLocator(base=10.0, subs=(2.0, 5.0), numticks=7))
+    axis.set_minor_formatter(FuncFormatter(between_decades))
 
 
 def power_of_ten(value: float) -> str:

@@ -110,9 +110,9 @@ def draw_training(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
             label=shorten(name),
         )
         valid = [
-            (record["step"], record["valid"]["relative_l2"])
+            (record["step"], record["valid"]["relative_l2@1"])
             for record in records
-            if "relative_l2" in (record.get("valid") or {})
+            if "relative_l2@1" in (record.get("valid") or {})
         ]
         if valid:
             axes.plot(*np.array(valid, dtype=float).T, marker="o", markersize=3, color=style.color, linestyle="none")
