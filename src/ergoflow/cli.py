@@ -19,6 +19,7 @@ from typing import Annotated
 
 import torch
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -63,33 +64,21 @@ PrecisionOption = Annotated[
 def recipes() -> None:
     """List the catalogue: data sets and experiments."""
     console = _console()
-    table = Table(title="data sets (ergoflow simulate NAME)", title_justify="left")
-    for column in ("name", "grid", "frames", "every", "train/valid/test", "size"):
-        table.add_column(column)
+    sets = Table(
+        "name", "grid", "frames", "every", "train/valid/test", "size", title="data sets: ergoflow simulate NAME"
+    )
     for d in datasets().values():
-        size = 4 * d.frames * d.grid[0] * d.grid[1] * (d.train + d.valid + d.test) / 1e9
-        table.add_row(
-            d.name,
-            "×".join(map(str, d.grid)),
-            str(d.frames),
-            f"{d.frame_seconds} s",
-            f"{d.train}/{d.valid}/{d.test}",
-            f"{size:.1f} GB",
-        )
-    console.print(table)
-    table = Table(title="recipes (ergoflow train NAME)", title_justify="left")
-    for column in ("name", "data set", "one step", "predicts", "epochs", "batch"):
-        table.add_column(column)
+        count, values = d.train + d.valid + d.test, d.frames * d.grid[0] * d.grid[1]
+        splits = f"{d.train}/{d.valid}/{d.test}"
+        grid, size = "×".join(map(str, d.grid)), f"{4e-9 * values * count:.1f} GB"
+        sets.add_row(d.name, grid, str(d.frames), f"{d.frame_seconds:g} s", splits, size)
+    runs = Table("name", "data set", "step", "predicts", "epochs", "batch", title="recipes: ergoflow train NAME")
     for r in catalogue().values():
-        table.add_row(
-            r.name,
-            r.dataset.name,
-            f"{r.step_seconds:g} s",
-            r.task.predict,
-            str(r.training.epochs),
-            str(r.training.batch_size),
-        )
-    console.print(table)
+        training = str(r.training.epochs), str(r.training.batch_size)
+        runs.add_row(r.name, r.dataset.name, f"{r.step_seconds:g} s", r.task.predict, *training)
+    for table in (sets, runs):
+        table.box, table.title_justify, table.columns[0].no_wrap = box.SIMPLE, "left", True
+        console.print(table)
 
 
 @app.command()

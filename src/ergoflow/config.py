@@ -113,7 +113,8 @@ class EvaluationConfig:
     """How a trained model is rolled out and judged (METRICS in docs/reference.md).
 
     Long-term statistics use the last steps of the roll-out, as many per trajectory as the truth has frames, and
-    never the first `discard`. Frames are kept for the first `keep_first` steps and every `keep_every`-th after.
+    never the first `discard`. Frames are kept for the first `keep_first` steps and every `keep_every`-th after. The
+    leading `exponents` Lyapunov exponents of model and solver are measured over `exponent_steps` steps; 0 is none.
     """
 
     steps: int = 1000
@@ -123,6 +124,8 @@ class EvaluationConfig:
     max_lag: int = 20
     resamples: int = 100
     lead_steps: tuple[int, ...] = (1, 5, 25)
+    exponents: int = 0
+    exponent_steps: int = 400
 
     def __post_init__(self) -> None:
         """Check that the windows fit into the roll-out."""
@@ -135,6 +138,17 @@ class EvaluationConfig:
             self.keep_every >= 1,
             f"evaluation.keep_every must be >= 1, got {self.keep_every}; use 1 to keep all",
         )
+        require(self.max_lag >= 1, f"evaluation.max_lag must be at least 1, got {self.max_lag}; raise it")
+        require(
+            len(self.lead_steps) > 0 and min(self.lead_steps) >= 1,
+            f"evaluation.lead_steps must be whole numbers from 1 on, got {list(self.lead_steps)}; drop the others",
+        )
+        require(
+            self.keep_first >= max(self.lead_steps),
+            f"evaluation.keep_first must reach the largest lead step {max(self.lead_steps)}, got {self.keep_first}",
+        )
+        require(self.exponents >= 0, f"evaluation.exponents must be >= 0, got {self.exponents}; 0 leaves them out")
+        require(self.exponent_steps >= 20, f"evaluation.exponent_steps must be at least 20, got {self.exponent_steps}")
         require(self.resamples >= 20, f"evaluation.resamples must be at least 20, got {self.resamples}; raise it")
 
 

@@ -77,7 +77,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def find_dataset(name: str, assignments: Sequence[str]) -> DatasetConfig:
-    """The data set called `name` or used by the recipe `name`, with `dataset.…` (or bare) assignments applied."""
+    """The data set called `name` or used by the recipe `name`, with `dataset.…` assignments applied."""
     known = datasets()
     trimmed = name.removesuffix("-coarse")
     if trimmed in known:

@@ -137,7 +137,7 @@ def test_truth_against_itself_scores_zero(truth_sums):
 
 def test_an_independent_sample_of_the_truth_lands_at_the_floor(truth, truth_sums, floor):
     other = bootstrap(sums(turbulence(12, 120, seed=5), truth), truth_sums, resamples=40)
-    verdicts = {key: verdict(score, floor[key]) for key, score in other.items()}
+    verdicts = {key: verdict(score, floor[key], {}) for key, score in other.items()}
     assert "failed" not in verdicts.values()
     assert sum(v == "worse" for v in verdicts.values()) <= 1, verdicts
     for key, score in other.items():
@@ -162,7 +162,7 @@ def test_wrong_models_are_flagged_by_a_headline_number(model, truth, truth_sums,
     flagged = {
         key
         for key, score in scores.items()
-        if CATALOGUE[key].headline and verdict(score, floor[key]) in ("worse", "failed")
+        if CATALOGUE[key].headline and verdict(score, floor[key], {}) in ("worse", "failed")
     }
     assert flagged
     wanted = {
@@ -182,7 +182,7 @@ def test_a_rollout_that_blows_up_late_cannot_look_good_in_any_column(truth, trut
     result = sums(field, truth)
     assert all(value == math.inf for value in long_term_metrics(result, truth_sums).values())
     scores = bootstrap(result, truth_sums, resamples=3)
-    assert {verdict(score, floor[key]) for key, score in scores.items()} == {"failed"}
+    assert {verdict(score, floor[key], {}) for key, score in scores.items()} == {"failed"}
     summary = survival_summary(result, truth_sums, steps=(50, 1000))
     assert summary["survival@50"] == 1
     assert summary["survival@119"] == pytest.approx(11 / 12)
@@ -241,16 +241,25 @@ def test_intervals_contain_their_value_and_stop_at_zero():
 @pytest.mark.parametrize(
     ("score", "expected"),
     [
-        ((5, 4, 6), "worse"),
-        ((2.5, 1.9, 3), "at floor"),
+        ((0.1, 0.05, 0.2), "at floor"),
+        ((0.02, 0.01, 0.03), "at floor"),
         ((0.5, 0.4, 0.6), "better"),
-        ((math.inf,) * 3, "failed"),
+        ((0.6, 0.5, 0.75), "worse"),
+        ((0.9, 0.85, 1.0), "worse"),
+        ((math.inf, math.inf, math.inf), "failed"),
     ],
 )
 def test_verdict_follows_from_the_intervals(score, expected):
+    floor = Interval(value=0.1, low=0.05, high=0.15)
+    trivial = {"persistence": Interval(value=0.8, low=0.7, high=0.9), "zero": Interval(value=2.0, low=2.0, high=2.0)}
     value, low, high = score
-    floor = Interval(value=1.5, low=1.0, high=2.0)
-    assert verdict(Interval(value=value, low=low, high=high), floor) == expected
+    assert verdict(Interval(value=value, low=low, high=high), floor, trivial) == expected
+
+
+def test_without_a_floor_or_trivial_forecasts_nothing_is_at_floor_or_better():
+    score = Interval(value=0.1, low=0.05, high=0.2)
+    assert verdict(score, None, {"zero": Interval(value=1.0, low=1.0, high=1.0)}) == "better"
+    assert verdict(score, None, {}) == "worse"
 
 
 def test_definitions_name_shells_lags_and_sample_counts(truth_sums):

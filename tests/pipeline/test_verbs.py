@@ -16,15 +16,15 @@ from rich.console import Console
 import ergoflow
 from ergoflow.config import Recipe, override
 from ergoflow.data.store import TrajectoryStore
-from ergoflow.metrics import Interval, StatisticsResult
-from ergoflow.models.trivial import PersistenceConfig
+from ergoflow.metrics import StatisticsResult
+from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
 from ergoflow.numerics.trajectory import rollout
 from ergoflow.pipeline.predict import kept_steps, predict
 from ergoflow.pipeline.reference import load_reference, skipped_frames
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.reproduce import run_one
 from ergoflow.pipeline.runs import RunFacts, normalizer_of, open_store, write_run
-from ergoflow.pipeline.score import cell_verdict, score
+from ergoflow.pipeline.score import score
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
@@ -198,9 +198,65 @@ def test_a_second_training_needs_to_be_told_what_to_do(workspace: Workspace, sco
         train(tiny(), workspace, seed=0, device=CPU, console=console())
     with pytest.raises(ValueError, match="choose one"):
         train(tiny(), workspace, seed=0, device=CPU, console=console(), resume=True, overwrite=True)
-    with pytest.raises(ValueError, match="another dataset, task or model"):
+    with pytest.raises(ValueError, match=r"was trained with model\.sigma="):
         train(tiny("model.sigma=2"), workspace, seed=0, device=CPU, console=console(), resume=True)
     assert (scored / "model.safetensors").read_bytes() == weights
+
+
+def test_an_interrupted_training_is_finished_before_it_is_scored(workspace: Workspace) -> None:
+    recipe = tiny("training.max_steps=4")
+    folder = train(recipe, workspace, seed=7, device=CPU, console=console())
+    half_trained = (folder / "model.safetensors").read_bytes()
+    (folder / "training.json").unlink()
+    longer = tiny("training.max_steps=9")
+    run_one(longer, workspace, seed=7, device=CPU, console=console())
+    assert json.loads((folder / "training.json").read_text())["steps"] == 9
+    assert (folder / "model.safetensors").read_bytes() != half_trained
+
+
+def test_a_run_is_not_evaluated_under_another_task_or_model(workspace: Workspace, scored: Path) -> None:
+    for change, part in (("task.stride=2", "task.stride"), ("model.sigma=3", "model.sigma")):
+        for verb in (predict, score):
+            with pytest.raises(ValueError, match=f"was trained with {part}="):
+                verb(tiny(change), workspace, seed=0, device=CPU, console=console())
+
+
+def test_a_longer_roll_out_is_made_again_and_named_in_the_scores(workspace: Workspace) -> None:
+    folder = run_one(tiny(), workspace, seed=8, device=CPU, console=console())
+    assert scores_of(folder)["rollout_steps"] == 160
+    run_one(tiny("evaluation.steps=180"), workspace, seed=8, device=CPU, console=console())
+    assert scores_of(folder)["rollout_steps"] == 180
+
+
+def test_data_of_ones_own_is_not_mixed_with_simulated_shards(workspace: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(workspace.dataset("kf64"), tmp_path / "data" / "kf64")
+    (tmp_path / "data" / "kf64" / "dataset.json").unlink()
+    before = sorted(p.name for p in tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="did not make"):
+        simulate(tiny().dataset, Workspace(tmp_path), device=CPU, console=console())
+    assert sorted(p.name for p in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "row"), [(PersistenceConfig(), "persistence"), (ClimatologyConfig(), "climatology")]
+)
+def test_trivial_models_run_like_any_other_and_score_their_own_row(
+    workspace: Workspace, config: object, row: str
+) -> None:
+    recipe = dataclasses.replace(tiny(), name=row, model=config)
+    metrics = scores_of(run_one(recipe, workspace, seed=0, device=CPU, console=console()))["metrics"]
+    for key in ("relative_l2@5", "relative_l2@25"):
+        assert metrics[key]["rows"]["model"]["value"] == pytest.approx(metrics[key]["rows"][row]["value"], rel=1e-5)
+
+
+def test_exponents_of_solver_and_model_are_in_scores_and_curves(workspace: Workspace) -> None:
+    recipe = tiny("evaluation.exponents=2", "evaluation.exponent_steps=20")
+    folder = run_one(recipe, workspace, seed=9, device=CPU, console=console())
+    cell = scores_of(folder)["metrics"]["lambda1_error"]
+    with np.load(folder / "curves.npz") as curves:
+        truth, model = curves["lyapunov/truth"], curves["lyapunov/model"]
+    assert truth.shape == model.shape == (2,)
+    assert cell["rows"]["model"]["value"] == pytest.approx(abs(model[0] / truth[0] - 1), rel=1e-6)
 
 
 def test_missing_inputs_name_the_verb_that_makes_them(tmp_path: Path, workspace: Workspace) -> None:
@@ -307,24 +363,6 @@ def test_frozen_and_zeroed_forecasts_are_flagged(scored: Path, workspace: Worksp
             and (metric["rows"][row]["value"] is None or metric["rows"][row]["low"] > metric["floor"]["high"])
         ]
         assert flagged, row
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ((0.1, 0.05, 0.2), "at floor"),
-        ((0.5, 0.4, 0.6), "better"),
-        ((0.9, 0.75, 1.0), "worse"),
-        ((math.inf,) * 3, "failed"),
-    ],
-)
-def test_verdict_follows_from_intervals(model: tuple[float, float, float], expected: str) -> None:
-    floor = Interval(value=0.1, low=0.05, high=0.15)
-    trivial = {
-        "persistence": Interval(value=0.8, low=0.7, high=0.9),
-        "zero": Interval(value=math.inf, low=math.inf, high=math.inf),
-    }
-    assert cell_verdict(Interval(value=model[0], low=model[1], high=model[2]), floor, trivial) == expected
 
 
 def test_statistics_of_the_rollout_agree_with_its_stored_frames(scored: Path) -> None:

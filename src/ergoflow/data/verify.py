@@ -41,7 +41,7 @@ def check_store(folder: str | Path) -> Iterator[tuple[Path, str | None]]:
             first = first or layout
             yield path, _check_content(layout)
     for path in find_leftovers(folder):
-        yield path, "a temporary file of a killed writer; remove it with remove_leftovers"
+        yield path, "a temporary file of a killed writer; remove it"
     if "train" in splits:
         yield folder / STATISTICS_FILE, _check_statistics(folder / STATISTICS_FILE)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,13 +93,19 @@ def noise_floor(
     return {key: percentile_interval(np.array([row[key] for row in rows])) for key in evaluation.keys}
 
 
-def verdict(score: Interval, floor: Interval) -> Verdict:
-    """Return "failed" for a non-finite value, "at floor" where intervals meet, else "better" or "worse"."""
+def verdict(score: Interval, floor: Interval | None, trivial: Mapping[str, Interval]) -> Verdict:
+    """Return what a model's number means, given truth against truth and the trivial forecasts' numbers.
+
+    failed     infinite: a roll-out failed
+    at floor   its interval reaches down to the floor: with this much data it cannot be told from the truth
+    better     above the floor (or there is none), but below every trivial forecast
+    worse      neither
+    """
     if not math.isfinite(score.value):
         return "failed"
-    if score.low > floor.high:
-        return "worse"
-    return "better" if score.high < floor.low else "at floor"
+    if floor is not None and score.low <= floor.high:
+        return "at floor"
+    return "better" if trivial and all(score.high < row.low for row in trivial.values()) else "worse"
 
 
 def centred_interval(value: float, resampled: np.ndarray) -> Interval:

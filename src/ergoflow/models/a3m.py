@@ -235,7 +235,8 @@ class Decoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the decoded field."""
-        x = self.norm(at_least_float32(features.movedim(-1, 1)))  # (B, L, *grid)
+        # Contiguous, as the norm makes it anyway: its forward-mode derivative cannot do so itself.
+        x = self.norm(at_least_float32(features.movedim(-1, 1)).contiguous())  # (B, L, *grid)
         for conv in self.convs:
             x = F.gelu(conv(x))
         field: Tensor = self.head(x)

@@ -14,6 +14,7 @@ from ergoflow.data.store import TrajectoryStore
 from ergoflow.metrics import StatisticsResult
 from ergoflow.metrics.result import correlation, histogram, mean_spectrum, tke_map
 from ergoflow.models.a3m import A3M
+from ergoflow.pipeline.exponents import Exponents
 from ergoflow.pipeline.reference import Reference
 from ergoflow.pipeline.runs import load_run
 from ergoflow.pipeline.shortterm import consecutive_steps, mean_interval
@@ -36,6 +37,7 @@ def write_curves(
     reference: Reference,
     model: StatisticsResult,
     errors: Mapping[str, np.ndarray],
+    exponents: Exponents | None,
 ) -> None:
     """Write curves.npz of a run."""
     arrays = {
@@ -44,6 +46,8 @@ def write_curves(
         **_fields(store, rollout, stride=recipe.task.stride),
         **_operator(folder, store),
     }
+    if exponents is not None:
+        arrays |= {"lyapunov/truth": exponents.truth.mean(axis=0), "lyapunov/model": exponents.model.mean(axis=0)}
     write_npz_atomic(folder / "curves.npz", arrays, compress=True)
 
 

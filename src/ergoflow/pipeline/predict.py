@@ -14,14 +14,14 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ergoflow.config import EvaluationConfig, Recipe
+from ergoflow.config import EvaluationConfig, Recipe, to_dict
 from ergoflow.data.files import write_npz_atomic
 from ergoflow.data.store import ShardWriter, TrajectoryStore
 from ergoflow.metrics import StatisticsResult
 from ergoflow.numerics.trajectory import Step, rollout
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import load_reference, new_statistics, skipped_frames
-from ergoflow.pipeline.runs import load_run, open_store, rollout_info, write_json
+from ergoflow.pipeline.runs import load_run, open_store, read_facts, require_same_run, rollout_info, write_json
 from ergoflow.pipeline.video import check_video_path, write_video
 from ergoflow.pipeline.workspace import Workspace, commit, hardware
 
@@ -41,6 +41,8 @@ def predict(
     if video is not None:
         check_video_path(video)
     store, folder = open_store(recipe, workspace), workspace.run(recipe.name, seed)
+    read_facts(folder)
+    require_same_run(folder, recipe)
     step = load_run(folder, device=device)
     output = folder / "rollout"
     (output / ROLLOUT_FILE).parent.mkdir(parents=True, exist_ok=True)
@@ -52,6 +54,7 @@ def predict(
     write_json(
         output / "rollout.json",
         {
+            "evaluation": to_dict(recipe.evaluation),
             "steps": recipe.evaluation.steps,
             "trajectories": len(failed),
             "diverged_at": failed,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ergoflow.config import EvaluationConfig, Recipe, to_dict
 from ergoflow.data.files import write_npz_atomic
+from ergoflow.data.normalize import Normalizer
 from ergoflow.data.store import DatasetInfo, TrajectoryStore
 from ergoflow.metrics import (
     Interval,
@@ -34,7 +35,7 @@ from ergoflow.metrics.pca import MAX_SNAPSHOTS
 from ergoflow.pipeline.progress import bar
 
 REFERENCE_FORMAT = 1
-# Sliced Wasserstein distances look at this many components; the printed KL divergence at evaluation.components of them.
+# Sliced Wasserstein distances look at this many components, the printed KL divergence at the first ten.
 BASIS_SIZE = 64
 # The histogram reaches this many standard deviations to either side of the mean.
 HISTOGRAM_SIGMAS = 12.0
@@ -82,7 +83,11 @@ def skipped_frames(evaluation: EvaluationConfig, truth_frames: int) -> int:
 def new_statistics(
     info: DatasetInfo, yardstick: Yardstick, count: int, *, max_lag: int, skip: int, device: torch.device
 ) -> TrajectoryStatistics:
-    """Empty statistics for `count` roll-outs of a flow."""
+    """Empty statistics for `count` roll-outs of a flow: a vorticity field, or the components of a velocity."""
+    if info.fields != ("vorticity",) and len(info.fields) < 2:
+        raise ValueError(
+            f"a flow has one field named vorticity or two or more velocity components, got {info.fields}; rename or add"
+        )
     return TrajectoryStatistics(
         count,
         len(info.fields),
@@ -116,12 +121,12 @@ def _compute(recipe: Recipe, store: TrajectoryStore, *, device: torch.device, co
             f"{evaluation.max_lag} needs more; lower evaluation.max_lag or task.stride"
         )
     yardstick = Yardstick(basis=_basis(store, device), edges=_edges(store), limit=failure_limit(truth))
-    climatology = _climatology(store)
+    mean_field = climatology(store)
     frames, initial = truth.shape[1], truth[:, 0]
     rows: dict[str, Iterator[Tensor]] = {
         "truth": iter(truth.unbind(1)),
         "persistence": _constant(initial, frames),
-        "climatology": _constant(climatology.to(device).expand_as(initial), frames),
+        "climatology": _constant(mean_field.to(device).expand_as(initial), frames),
         "zero": _constant(torch.zeros_like(initial), frames),
     }
     results = {}
@@ -143,7 +148,7 @@ def _compute(recipe: Recipe, store: TrajectoryStore, *, device: torch.device, co
         }
     return Reference(
         yardstick=yardstick,
-        climatology=climatology.numpy(),
+        climatology=mean_field.numpy(),
         truth=results["truth"],
         floor=floor,
         trivial=trivial,
@@ -164,7 +169,7 @@ def _basis(store: TrajectoryStore, device: torch.device) -> PCABasis:
     return fit_pca(store.load("train", device=device, stride=stride), BASIS_SIZE)
 
 
-def _climatology(store: TrajectoryStore) -> Tensor:
+def climatology(store: TrajectoryStore) -> Tensor:
     """Mean field (C, *grid) of the training split, over every CLIMATOLOGY_STRIDE-th frame."""
     total, count = np.zeros((len(store.info.fields), *store.info.grid)), 0
     for trajectory in range(store.count("train")):
@@ -176,11 +181,9 @@ def _climatology(store: TrajectoryStore) -> Tensor:
 
 def _edges(store: TrajectoryStore) -> np.ndarray:
     """Histogram edges (C, bins + 1) around each field's training mean."""
-    statistics, rows = store.statistics, []
-    for name in store.info.fields:
-        mean, std = float(statistics["mean"][name]), float(statistics["std"][name])
-        rows.append(np.linspace(mean - HISTOGRAM_SIGMAS * std, mean + HISTOGRAM_SIGMAS * std, HISTOGRAM_BINS + 1))
-    return np.stack(rows)
+    normalizer = Normalizer.from_store(store)
+    mean, reach = normalizer.mean.double().numpy(), HISTOGRAM_SIGMAS * normalizer.std.double().numpy()
+    return np.linspace(mean - reach, mean + reach, HISTOGRAM_BINS + 1, axis=-1)
 
 
 def _path(recipe: Recipe, store: TrajectoryStore) -> Path:

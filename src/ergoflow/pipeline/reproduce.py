@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from ergoflow.config import Recipe, load_recipe
+from ergoflow.config import Recipe, to_dict
 from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.report import report
+from ergoflow.pipeline.runs import is_trained, require_same_run
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.train import train
@@ -36,11 +38,15 @@ def reproduce(
 def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> Path:
     """Train, predict and score one seed of a recipe, whatever of it is missing; return the run folder."""
     folder = workspace.run(recipe.name, seed)
-    if (folder / "scores.json").exists() and load_recipe(folder / "recipe.json") == recipe:
-        console.print(f"{recipe.name}, seed {seed}: scored already")
-        return folder
-    if not (folder / "model.safetensors").exists():
-        train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "state").exists())
-    if not (folder / "rollout" / "statistics.npz").exists():
+    if (folder / "recipe.json").exists():
+        require_same_run(folder, recipe)
+    if not is_trained(folder):
+        train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())
+    if not _is_rolled_out(folder, recipe):
         predict(recipe, workspace, seed=seed, device=device, console=console)
     return score(recipe, workspace, seed=seed, device=device, console=console)
+
+
+def _is_rolled_out(folder: Path, recipe: Recipe) -> bool:
+    path = folder / "rollout" / "rollout.json"
+    return path.exists() and json.loads(path.read_text())["evaluation"] == to_dict(recipe.evaluation)

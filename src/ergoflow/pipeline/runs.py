@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,11 @@ def open_store(recipe: Recipe, workspace: Workspace) -> TrajectoryStore:
             f"run `ergoflow simulate {recipe.dataset.name}`"
         )
     store = TrajectoryStore(folder)
+    if not math.isclose(store.info.frame_seconds, recipe.dataset.frame_seconds, rel_tol=1e-6):
+        raise ValueError(
+            f"{folder} was expected to hold frames every {recipe.dataset.frame_seconds} s, got "
+            f"{store.info.frame_seconds} s; set dataset.frame_seconds or choose another --root"
+        )
     if store.info.grid != recipe.dataset.grid:
         raise ValueError(
             f"{folder} was expected to hold a {recipe.dataset.grid} grid, got {store.info.grid}; "
@@ -115,6 +121,24 @@ def read_facts(folder: Path) -> RunFacts:
         step_seconds=data["step_seconds"],
         normalizer=Normalizer.from_dict(data["normalizer"]),
     )
+
+
+def require_same_run(folder: Path, recipe: Recipe) -> None:
+    """Refuse a recipe whose data, task or model is not the one the run was trained with."""
+    stored = load_recipe(folder / "recipe.json")
+    for part in ("dataset", "task", "model"):
+        known, asked = to_dict(getattr(stored, part)), to_dict(getattr(recipe, part))
+        for key in known:
+            if known[key] != asked.get(key):
+                raise ValueError(
+                    f"{folder} was trained with {part}.{key}={known[key]}, but {part}.{key}={asked.get(key)} was asked "
+                    "for; use its own recipe.json, another --seed or --root, or train it anew with --overwrite"
+                )
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether the training of a run reached its end."""
+    return (folder / "training.json").exists() and (folder / "model.safetensors").exists()
 
 
 def load_run(folder: Path, *, device: torch.device | str = "cpu") -> PhysicalStep:

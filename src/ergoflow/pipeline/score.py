@@ -1,12 +1,7 @@
 """`ergoflow score`: measure a roll-out and write scores.json (numbers) and curves.npz (what the report draws).
 
-Every number comes with a bootstrap interval over trajectories, the truth-against-truth floor, and the scores of three
-trivial forecasts. The verdict of a model's number follows from these:
-
-    failed     infinite: a roll-out left the attractor for good
-    at floor   its interval reaches down to the floor: cannot be told from the truth with this much data
-    better     worse than the floor, but better than every trivial forecast
-    worse      no better than a trivial forecast
+Every number comes with a bootstrap interval over trajectories, the truth-against-truth floor, the scores of three
+trivial forecasts, and the verdict that follows from them (`metrics.verdict`).
 """
 
 from __future__ import annotations
@@ -31,12 +26,14 @@ from ergoflow.metrics import (
     bootstrap,
     definition,
     survival_summary,
+    verdict,
 )
 from ergoflow.pipeline.curves import write_curves
+from ergoflow.pipeline.exponents import Exponents, measure_exponents
 from ergoflow.pipeline.predict import ROLLOUT_FILE
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import TRIVIAL, Reference, load_reference
-from ergoflow.pipeline.runs import open_store, write_json
+from ergoflow.pipeline.runs import load_run, open_store, require_same_run, write_json
 from ergoflow.pipeline.shortterm import mean_interval, short_term_errors
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 
@@ -53,11 +50,16 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
             f"a roll-out was expected in {output}, but there is none; "
             f"run `ergoflow predict {recipe.name} --seed {seed}`"
         )
+    require_same_run(folder, recipe)
     reference = load_reference(recipe, store, device=device, console=console)
     model = StatisticsResult.load(output / "statistics.npz")
     rollout = TrajectoryStore(output)
     errors = short_term_errors(store, rollout, reference, stride=recipe.task.stride)
     metrics = _short_term(recipe, errors, model) | _long_term(recipe, model, reference, console)
+    exponents = None
+    if recipe.evaluation.exponents:
+        exponents = measure_exponents(recipe, store, load_run(folder, device=device), device=device, console=console)
+        metrics["lambda1_error"] = _exponent_metric(recipe, exponents)
     facts = {
         "format": SCORES_FORMAT,
         "name": recipe.name,
@@ -66,7 +68,7 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
         "stride": recipe.task.stride,
         "step_seconds": recipe.step_seconds,
         "axes": list(store.info.axes),
-        "rollout_steps": recipe.evaluation.steps,
+        "rollout_steps": model.energy.shape[1] - 1,
         "num_trajectories": model.num_trajectories,
         "parameters": _read(folder / "training.json").get("parameters", 0),
         "metrics": metrics,
@@ -75,21 +77,10 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
         "versions": versions(),
         "commit": commit(),
     }
-    write_curves(folder, recipe, store, rollout, reference, model, errors)
+    write_curves(folder, recipe, store, rollout, reference, model, errors, exponents)
     facts["timings"] = _timings(folder, store) | {"score_s": time.perf_counter() - started}
     write_json(folder / "scores.json", facts)
     return folder
-
-
-def cell_verdict(model: Interval, floor: Interval | None, trivial: Mapping[str, Interval]) -> str:
-    """What the model's number means (the table at the top of this file)."""
-    if not math.isfinite(model.value):
-        return "failed"
-    if floor is not None and model.low <= floor.high:
-        return "at floor"
-    return (
-        "better" if all(model.high < row.low or not math.isfinite(row.value) for row in trivial.values()) else "worse"
-    )
 
 
 def _short_term(recipe: Recipe, errors: Mapping[str, np.ndarray], model: StatisticsResult) -> dict[str, Any]:
@@ -139,9 +130,26 @@ def _long_term(recipe: Recipe, model: StatisticsResult, reference: Reference, co
     return metrics
 
 
+def _exponent_metric(recipe: Recipe, exponents: Exponents) -> dict[str, Any]:
+    """Error of the largest Lyapunov exponent; a frozen or constant forecast has none, so only the model is scored."""
+    count = recipe.evaluation.exponent_steps
+    error, floor = exponents.leading_error(), exponents.leading_floor()
+    return {
+        "label": "λ₁ error",
+        "unit": "",
+        "better": "lower",
+        "headline": True,
+        "variant_of": None,
+        "definition": f"|λ₁(model)/λ₁(solver) − 1| over {count} steps of {recipe.step_seconds:g} s from "
+        f"{len(exponents.truth)} states; solver λ₁ = {exponents.truth[:, 0].mean():.3f} 1/s.",
+        "floor": _cell(floor),
+        "rows": _rows({"model": error}, floor, {}),
+    }
+
+
 def _rows(rows: Mapping[str, Interval], floor: Interval | None, trivial: Mapping[str, Interval]) -> dict[str, Any]:
     cells: dict[str, Any] = {name: _cell(row) for name, row in rows.items()}
-    cells["model"]["verdict"] = cell_verdict(rows["model"], floor, trivial)
+    cells["model"]["verdict"] = verdict(rows["model"], floor, trivial)
     return cells
 
 

@@ -195,6 +195,10 @@ def _subsample_shard(dataset: DatasetConfig, shard: Shard, parent: TrajectorySto
 
 def _require_same_dataset(dataset: DatasetConfig, folder: Path) -> None:
     if not (folder / "dataset.json").exists():
+        if next(folder.rglob("*.hdf5"), None) is not None:
+            raise ValueError(
+                f"{folder} holds data that `ergoflow simulate` did not make; choose another --root or data set name"
+            )
         return
     known, wanted = to_dict(load_dataset_config(folder)), to_dict(dataset)
     if known != wanted:

@@ -14,15 +14,26 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ergoflow.config import Recipe, load_recipe
+from ergoflow.config import Recipe
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.data.windows import ResidentWindows, StreamedWindows, WindowSampler
 from ergoflow.metrics import relative_l2
+from ergoflow.models.trivial import Climatology
 from ergoflow.numerics.trajectory import rollout
 from ergoflow.pipeline.progress import bar
-from ergoflow.pipeline.runs import RunFacts, build_step, normalizer_of, open_store, write_json, write_run
+from ergoflow.pipeline.reference import climatology
+from ergoflow.pipeline.runs import (
+    RunFacts,
+    build_step,
+    normalizer_of,
+    open_store,
+    require_same_run,
+    write_json,
+    write_run,
+)
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
+from ergoflow.training.checkpoint import WEIGHTS_FILE, save_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
 from ergoflow.training.loop import Validate
 from ergoflow.training.objectives import make_objective
@@ -53,22 +64,19 @@ def train(
     with launch_context(device) as context:
         if context.is_main:
             _prepare_folder(folder, recipe, resume=resume, overwrite=overwrite)
+        # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
+        context.largest(0.0)
         normalizer = normalizer_of(store, stride=recipe.task.stride)
         facts = RunFacts.of(store.info, normalizer, recipe.step_seconds)
         step = build_step(recipe, facts, seed=seed).to(context.device)
         if context.is_main:
             write_run(folder, recipe, facts)
-        result = _fit(
-            recipe,
-            store,
-            step,
-            normalizer,
-            folder,
-            seed=seed,
-            context=context,
-            console=console,
-            resume=resume,
-        )
+        if any(p.requires_grad for p in step.parameters()):
+            result = _fit(
+                recipe, store, step, normalizer, folder, seed=seed, context=context, console=console, resume=resume
+            )
+        else:
+            result = _fill(step, store, normalizer, folder)
         if context.is_main:
             _write_summary(folder, recipe, step, result, context)
     return folder
@@ -116,6 +124,15 @@ def _fit(
             on_progress=on_progress,
             context=context,
         )
+
+
+def _fill(step: NormalizedStep, store: TrajectoryStore, normalizer: Normalizer, folder: Path) -> TrainResult:
+    """A model without parameters needs no training; the climatology gets its field."""
+    if isinstance(step.model, Climatology):
+        step.model.field.copy_(normalizer.normalize(climatology(store)[None])[0])
+    weights = folder / WEIGHTS_FILE
+    save_weights(step.model, weights, metadata={})
+    return TrainResult(step=0, epoch=0, loss=0.0, valid={}, seconds=0.0, weights=weights)
 
 
 def _windows(
@@ -177,12 +194,7 @@ def _prepare_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bo
             f"{folder} holds a run already; pass --resume to continue it, --overwrite to discard it, or another --seed"
         )
     elif resume and (folder / "recipe.json").exists():
-        before = load_recipe(folder / "recipe.json")
-        if (before.dataset, before.task, before.model) != (recipe.dataset, recipe.task, recipe.model):
-            raise ValueError(
-                f"{folder} was trained with another dataset, task or model; "
-                "resume with its own recipe.json, or --overwrite it"
-            )
+        require_same_run(folder, recipe)
 
 
 def _write_summary(

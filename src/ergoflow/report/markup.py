@@ -21,7 +21,7 @@ MARKS = {
     "at floor": ("floor", "●", "at the noise floor: not distinguishable from truth against truth"),
     "better": ("better", "▲", "better than every trivial forecast"),
     "worse": ("worse", "▼", "not better than the best trivial forecast"),
-    "failed": ("failed", "✕", "failed: a roll-out left the finite numbers"),
+    "failed": ("failed", "✕", "failed: a roll-out became infinite or ten times larger than any truth"),
 }
 
 _PUBLISHED_LABELS = {
