@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/ergoflow demo
 
 test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not crosscheck"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not crosscheck"
 
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "slow"

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from ergoflow.cli import app
-from ergoflow.config import Recipe, override
+from ergoflow.config import ChannelDatasetConfig, KolmogorovDatasetConfig, Recipe, override
 from ergoflow.metrics import CATALOGUE
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.pipeline import reference
@@ -147,7 +147,11 @@ def settings_of(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         kind = A3MConfig if (prefix, field.name) == ("", "model") else hints[field.name]
-        if dataclasses.is_dataclass(kind):
+        if (prefix, field.name) == ("", "dataset"):
+            # Settings of channel data are listed under names of their own; `--set` leaves the mark out.
+            yield from settings_of(KolmogorovDatasetConfig, "dataset.")
+            yield from settings_of(ChannelDatasetConfig, "channel:dataset.")
+        elif dataclasses.is_dataclass(kind):
             yield from settings_of(kind, f"{prefix}{field.name}.")
         else:
             yield f"{prefix}{field.name}", kind, field.default
@@ -157,7 +161,7 @@ SETTINGS = {name: (kind, default) for name, kind, default in settings_of(Recipe)
 SETTING_ROWS = {
     name: (default, meaning)
     for name, default, meaning in re.findall(
-        r"^\| `([\w.]+)` \| [^|]+ \| (required|`[^`]+`) \| (.+) \|$", REFERENCE, re.MULTILINE
+        r"^\| `([\w.:]+)` \| [^|]+ \| (required|`[^`]+`) \| (.+) \|$", REFERENCE, re.MULTILINE
     )
 }
 

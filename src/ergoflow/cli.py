@@ -102,6 +102,8 @@ def simulate(
     root: RootOption = Path(),
     device: DeviceOption = "auto",
     precision: Annotated[str, typer.Option("--precision", help="float32 or float64 arithmetic.")] = "float32",
+    minutes: Annotated[float | None, typer.Option("--minutes", min=0.0, help="Channel: stop with what fits.")] = None,
+    box: Annotated[str | None, typer.Option("--box", help="Channel: cells along x,y,z, e.g. 512,192,192.")] = None,
 ) -> None:
     """Make a data set; continues where an earlier call stopped."""
     from ergoflow.pipeline.simulate import simulate as run
@@ -109,9 +111,11 @@ def simulate(
     dtypes = {"float32": torch.float32, "float64": torch.float64}
     if precision not in dtypes:
         raise ValueError(f"--precision must be float32 or float64 for simulate, got {precision!r}")
-    dataset = find_dataset(_one(name, recipe), settings or [])
+    sides = [f"dataset.flow.box=[{box}]"] if box else []
+    dataset = find_dataset(_one(name, recipe), (settings or []) + sides)
     console = _console()
-    folder = run(dataset, _workspace(root), device=pick_device(device), console=console, dtype=dtypes[precision])
+    place = _workspace(root)
+    folder = run(dataset, place, device=pick_device(device), console=console, dtype=dtypes[precision], minutes=minutes)
     console.print(f"data set {dataset.name} is complete in {folder}")
 
 
@@ -239,13 +243,13 @@ def reproduce(
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="solver or training.")] = "training",
+    what: Annotated[str, typer.Argument(help="solver, training or lbm.")] = "training",
     name: Annotated[str, typer.Option("--recipe", help="Recipe whose flow and model are timed.")] = "kf128-a3m",
     settings: SetOption = None,
     device: DeviceOption = "auto",
     output: Annotated[Path | None, typer.Option("--output", help="Also write the numbers as JSON.")] = None,
 ) -> None:
-    """Time the solver or the training step on this machine."""
+    """Time the spectral solver, the lattice Boltzmann solver or the training step on this machine."""
     from ergoflow.pipeline.bench import bench as run
 
     run(

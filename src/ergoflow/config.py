@@ -4,7 +4,7 @@
            + model + objective + training + evaluation
 
 `recipe.json` is saved with every run, and a run can be rebuilt from that file alone. Where a field may hold one
-of several configurations (the flow, the model) its JSON object carries a `kind`.
+of several configurations (the data set, the model) its JSON object carries a `kind`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, Literal
 
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig, ZeroConfig
+from ergoflow.solvers.channel import ChannelConfig
 from ergoflow.solvers.kolmogorov import KolmogorovConfig
 from ergoflow.training.objectives import ObjectiveConfig
 from ergoflow.training.trainer import TrainingConfig
 
 ModelConfig = A3MConfig | PersistenceConfig | ClimatologyConfig | ZeroConfig
 KINDS: dict[str, type] = {
-    "kolmogorov": KolmogorovConfig,
     "a3m": A3MConfig,
     "persistence": PersistenceConfig,
     "climatology": ClimatologyConfig,
@@ -37,7 +37,7 @@ SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetConfig:
+class KolmogorovDatasetConfig:
     """Trajectories of one flow: `spin_up` seconds are discarded, then `frames` states are kept, `frame_seconds` apart.
 
     Every `subsample`-th grid point is stored. Trajectory i of a split starts from a seed of its own.
@@ -94,6 +94,74 @@ class DatasetConfig:
     def count(self, split: str) -> int:
         """Trajectories of a split."""
         return int(getattr(self, split))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelDatasetConfig:
+    """Velocity on planes normal to the stream of a turbulent channel, in units in which δ = 1 and u_τ = 1.
+
+    A second is therefore δ/u_τ. Each split is a simulation of its own: `coarse_spin_up` δ/u_τ on half the cells (none
+    for 0), refined, `spin_up` δ/u_τ, then segments of `frames` frames, `steps_per_frame` lattice steps apart. Planes
+    `plane_spacing` cells apart give one trajectory each per segment.
+    """
+
+    name: str
+    flow: ChannelConfig
+    coarse_spin_up: float = 10.0
+    spin_up: float = 3.0
+    steps_per_frame: int = 25
+    frames: int = 595
+    plane_spacing: int = 128
+    train: int = 240
+    valid: int = 24
+    test: int = 24
+    storage: Literal["float32", "float16"] = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that planes, splits and the coarse grid exist."""
+        require(self.frames >= 2, f"dataset.frames must be at least 2, got {self.frames}; raise it")
+        require(self.steps_per_frame >= 1, f"dataset.steps_per_frame must be at least 1, got {self.steps_per_frame}")
+        require(
+            1 <= self.plane_spacing <= self.flow.box[0],
+            f"dataset.plane_spacing must lie in 1..{self.flow.box[0]}, got {self.plane_spacing}; change it",
+        )
+        for split in SPLITS:
+            count = getattr(self, split)
+            require(count >= 1, f"dataset.{split} must be at least 1 trajectory, got {count}; raise it")
+        require(
+            self.coarse_spin_up == 0 or all(n % 4 == 0 for n in self.flow.box),
+            f"a spin-up on half the cells needs sides that are multiples of 4, got {self.flow.box}; "
+            "change the box or set dataset.coarse_spin_up=0",
+        )
+
+        require(
+            self.coarse_spin_up == 0 or self.flow.init != "block",
+            f"a start behind a block is made on the full grid, got dataset.coarse_spin_up={self.coarse_spin_up}; set it to 0",
+        )
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The stored grid: wall-normal, spanwise."""
+        return self.flow.box[1:]
+
+    @property
+    def frame_seconds(self) -> float:
+        """Time between two frames, in δ/u_τ."""
+        return self.steps_per_frame / self.flow.units.turnover_steps
+
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """Columns x of the sampled planes."""
+        return tuple(range(0, self.flow.box[0] - self.plane_spacing + 1, self.plane_spacing))
+
+    def count(self, split: str) -> int:
+        """Trajectories of a split."""
+        return int(getattr(self, split))
+
+
+DatasetConfig = KolmogorovDatasetConfig | ChannelDatasetConfig
+KINDS |= {"kolmogorov": KolmogorovDatasetConfig, "channel": ChannelDatasetConfig}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,18 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from ergoflow.config import DatasetConfig, EvaluationConfig, Recipe, TaskConfig, load_recipe, override
+from ergoflow.config import (
+    ChannelDatasetConfig,
+    DatasetConfig,
+    EvaluationConfig,
+    KolmogorovDatasetConfig,
+    Recipe,
+    TaskConfig,
+    load_recipe,
+    override,
+)
 from ergoflow.models.a3m import A3MConfig
+from ergoflow.solvers.channel import ChannelConfig
 from ergoflow.solvers.kolmogorov import KolmogorovConfig
 from ergoflow.training.trainer import TrainingConfig
 
@@ -21,23 +31,43 @@ COARSE_STRIDE = 5
 
 def datasets() -> dict[str, DatasetConfig]:
     """Data sets by name."""
-    kf256 = DatasetConfig(name="kf256", flow=KolmogorovConfig())
-    kf64 = DatasetConfig(
+    kf256 = KolmogorovDatasetConfig(name="kf256", flow=KolmogorovConfig())
+    kf64 = KolmogorovDatasetConfig(
         name="kf64",
         flow=KolmogorovConfig(grid=(64, 64), viscosity=1e-2, dt=0.02, max_speed=4.0),
         spin_up_seconds=30.0,
         frame_seconds=0.2,
         frames=150,
-        train=24,
+        train=20,
         valid=4,
         test=8,
         shard_size=36,
     )
-    listed = [
+    listed: list[DatasetConfig] = [
         kf256,
         dataclasses.replace(kf256, name="kf128", subsample=2),
         dataclasses.replace(kf256, name="kf256-transient", spin_up_seconds=0.0),
         kf64,
+        ChannelDatasetConfig(name="tcf192", flow=ChannelConfig()),
+        ChannelDatasetConfig(
+            name="tcf96",
+            flow=ChannelConfig(box=(512, 96, 96), smagorinsky=0.07),
+            plane_spacing=64,
+            coarse_spin_up=0.0,
+            spin_up=12.0,
+        ),
+        ChannelDatasetConfig(
+            name="tcf32",
+            flow=ChannelConfig(box=(64, 32, 32), reynolds_tau=90.0, collision="regularized"),
+            coarse_spin_up=0.0,
+            spin_up=2.0,
+            steps_per_frame=10,
+            frames=60,
+            plane_spacing=32,
+            train=8,
+            valid=2,
+            test=4,
+        ),
     ]
     return {d.name: d for d in listed}
 
@@ -45,7 +75,7 @@ def datasets() -> dict[str, DatasetConfig]:
 def catalogue() -> dict[str, Recipe]:
     """Recipes by name."""
     known = datasets()
-    recipes = [_demo(known["kf64"])]
+    recipes = [_small("kf64-a3m", known["kf64"])]
     for name, heads in (("kf256", 16), ("kf128", 8), ("kf256-transient", 16)):
         model = A3MConfig(heads=heads)
         recipes.append(Recipe(name=f"{name}-a3m", dataset=known[name], model=model, training=_paper_training()))
@@ -58,6 +88,9 @@ def catalogue() -> dict[str, Recipe]:
             training=_paper_training(),
         )
         recipes += [paper, _common(paper)]
+    for name in ("tcf192", "tcf96"):
+        recipes.append(Recipe(name=f"{name}-a3m", dataset=known[name], model=A3MConfig(), training=_paper_training()))
+    recipes.append(_small("tcf32-a3m", known["tcf32"]))
     return {r.name: r for r in recipes}
 
 
@@ -119,14 +152,14 @@ def _common(recipe: Recipe) -> Recipe:
     )
 
 
-def _demo(dataset: DatasetConfig) -> Recipe:
+def _small(name: str, dataset: DatasetConfig) -> Recipe:
     """A small a3m that learns kf64 in about two minutes on two cores.
 
     It predicts states: its decoder begins with a group norm, so its output is bounded whatever goes in, and a model
     trained for minutes survives. (Predicting increments it was better at first and blew up: docs/lab_log.md.)
     """
     return Recipe(
-        name="kf64-a3m",
+        name=name,
         dataset=dataset,
         model=A3MConfig(
             dim=32, latent=32, depth=2, heads=3, head_dim=8, decoder_widths=(16, 16), decoder_kernels=(9, 5), groups=2

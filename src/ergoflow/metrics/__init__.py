@@ -12,6 +12,7 @@ from ergoflow.metrics.distribution import (
     sliced_wasserstein,
     structure_function,
 )
+from ergoflow.metrics.dns import Check, compare_with_dns, dns_profiles
 from ergoflow.metrics.energy import (
     budget_closure,
     enstrophy,
@@ -61,12 +62,14 @@ from ergoflow.metrics.wall import (
     reynolds_stress,
     rms_profiles,
     spanwise_correlation,
+    wall_profiles,
     wall_shear,
     wall_shear_pdf,
 )
 
 __all__ = [
     "CATALOGUE",
+    "Check",
     "Interval",
     "MetricInfo",
     "PCABasis",
@@ -77,7 +80,9 @@ __all__ = [
     "bootstrap",
     "budget_closure",
     "bulk_velocity",
+    "compare_with_dns",
     "definition",
+    "dns_profiles",
     "energy_spectrum",
     "enstrophy",
     "failure_limit",
@@ -125,6 +130,7 @@ __all__ = [
     "valid_prediction_time",
     "verdict",
     "vrmse",
+    "wall_profiles",
     "wall_shear",
     "wall_shear_pdf",
 ]

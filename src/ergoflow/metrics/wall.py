@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ergoflow.metrics.arrays import Array, check_trajectories, chunks, like
+from ergoflow.metrics.dns import PROFILE_NAMES
 from ergoflow.metrics.energy import relative_drift
 
 
@@ -36,6 +37,20 @@ def fold(profile: Array, *, odd: bool = False) -> Any:
     mirrored = profile.flip(-1) if isinstance(profile, Tensor) else np.flip(profile, -1)
     half = (profile.shape[-1] + 1) // 2
     return 0.5 * (profile - mirrored if odd else profile + mirrored)[..., :half]
+
+
+def wall_profiles(
+    mean: np.ndarray, squares: np.ndarray, stress: np.ndarray, *, reynolds_tau: float
+) -> dict[str, np.ndarray]:
+    """Return wall-to-centre profiles (ceil(Y/2),), both walls averaged, under the names of `dns.PROFILE_NAMES`.
+
+    `mean` (3, Y) is <u_i>, `squares` (3, Y) <u_i²> and `stress` (Y,) <uv>, all in units of u_tau. Rows are cells of
+    equal height 2/Y with the walls half a cell outside the first and the last.
+    """
+    rms = np.sqrt(fold(np.maximum(squares - mean**2, 0.0)))
+    rows = (np.arange(rms.shape[1]) + 0.5) * 2 * reynolds_tau / mean.shape[1]
+    uv = fold(mean[0] * mean[1] - stress, odd=True)
+    return dict(zip(PROFILE_NAMES, (rows, fold(mean[0]), *rms, uv), strict=True))
 
 
 def spanwise_correlation(velocity: Array, row: int, *, component: int = 0) -> Any:

@@ -9,28 +9,32 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from ergoflow.config import Recipe
+from ergoflow.config import KolmogorovDatasetConfig, Recipe
 from ergoflow.models.build import build_model
 from ergoflow.pipeline.runs import write_json
 from ergoflow.pipeline.workspace import commit, hardware, versions
+from ergoflow.solvers.channel import ChannelConfig, initial_populations
+from ergoflow.solvers.channel import make_step as make_channel_step
 from ergoflow.solvers.kolmogorov import initial_vorticity, make_step
 from ergoflow.training.losses import relative_l2_loss
 
 WARM_UP = 3
 REPEATS = 10
+# Bytes that one lattice update must move: 19 populations read and written, by storage.
+FLOOR_BYTES: dict[Literal["float32", "float16"], int] = {"float32": 153, "float16": 77}
 
 
 def bench(what: str, recipe: Recipe, *, device: torch.device, console: Console, output: Path | None) -> None:
     """Time the solver or the training step of a recipe; print a table and write JSON if asked."""
-    benches = {"solver": _bench_solver, "training": _bench_training}
+    benches = {"solver": _bench_solver, "training": _bench_training, "lbm": _bench_lbm}
     if what not in benches:
-        raise ValueError(f"bench knows {' and '.join(benches)}, got {what!r}; choose one of them")
+        raise ValueError(f"bench knows {', '.join(benches)}, got {what!r}; choose one of them")
     rows = benches[what](recipe, device)
     table = Table(title=f"{what} of {recipe.name} on {hardware(device)['device']}", title_justify="left")
     for name in rows[0]:
@@ -47,7 +51,10 @@ def bench(what: str, recipe: Recipe, *, device: torch.device, console: Console, 
 
 
 def _bench_solver(recipe: Recipe, device: torch.device) -> list[dict[str, Any]]:
-    flow, substeps = recipe.dataset.flow, recipe.dataset.substeps
+    dataset = recipe.dataset
+    if not isinstance(dataset, KolmogorovDatasetConfig):
+        raise ValueError(f"bench solver times Kolmogorov flow, got {dataset.name}; use `ergoflow bench lbm`")
+    flow, substeps = dataset.flow, dataset.substeps
     rows = []
     for batch in (1, 16, 64, 220) if device.type == "cuda" else (1, 8):
         state = initial_vorticity(flow, batch, seed=0, device=device)
@@ -62,6 +69,40 @@ def _bench_solver(recipe: Recipe, device: torch.device) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _bench_lbm(recipe: Recipe, device: torch.device) -> list[dict[str, Any]]:
+    """Lattice updates per second with walls, force and eddies, and their share of what the memory allows.
+
+    One call in the suite of a CPU is small; the numbers that count come from a GPU.
+    """
+    bandwidth = _copy_bandwidth(device)
+    boxes = ((512, 96, 96), (512, 192, 192), (1024, 192, 192)) if device.type == "cuda" else ((48, 32, 32),)
+    rows = []
+    for box in boxes:
+        for storage, bytes_per_cell in FLOOR_BYTES.items():
+            flow = ChannelConfig(box=box, storage=storage)
+            state = initial_populations(flow, seed=0, device=device)
+            steps = 100 if device.type == "cuda" else 2
+            step = make_channel_step(flow, substeps=steps, device=device)
+            seconds = _median_seconds(lambda step=step, state=state: step(state), device) / steps  # type: ignore[misc]
+            rate = box[0] * box[1] * box[2] / seconds
+            row = {
+                "box": "×".join(map(str, box)),
+                "storage": storage,
+                "ms per step": 1e3 * seconds,
+                "GLUPS": rate / 1e9,
+            }
+            rows.append(row | {"copy TB/s": bandwidth / 1e12, "share of floor": rate * bytes_per_cell / bandwidth})
+            del state
+    return rows
+
+
+def _copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second, read and written, of a large copy."""
+    source = torch.randn(2**28 if device.type == "cuda" else 2**24, device=device)
+    target = torch.empty_like(source)
+    return 8 * source.numel() / _median_seconds(lambda: target.copy_(source), device)
 
 
 def _bench_training(recipe: Recipe, device: torch.device) -> list[dict[str, Any]]:

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ergoflow.config import Recipe
+from ergoflow.config import ChannelDatasetConfig, Recipe
 from ergoflow.data.files import write_npz_atomic
 from ergoflow.data.store import TrajectoryStore
-from ergoflow.metrics import StatisticsResult
+from ergoflow.metrics import StatisticsResult, dns_profiles, wall_profiles
+from ergoflow.metrics.dns import REYNOLDS_TAU
 from ergoflow.metrics.result import correlation, histogram, mean_spectrum, tke_map
 from ergoflow.models.a3m import A3M
 from ergoflow.pipeline.exponents import Exponents
@@ -25,6 +26,8 @@ BAND = (2.5, 97.5)
 SHOWN = 0
 SNAPSHOT_STEPS = (1, 5, 10, 25, 50)
 PLAYER_SIDE = 128
+# Profiles under the names the report knows.
+WALL_NAMES = {"u_plus": "U_plus", "u_rms": "rms_u", "v_rms": "rms_v", "w_rms": "rms_w", "uv": "uv"}
 # The histogram is fine enough for tail quantiles; a density is drawn over this many bins at a time.
 BINS_PER_POINT = 8
 
@@ -46,6 +49,8 @@ def write_curves(
         **_fields(store, rollout, stride=recipe.task.stride),
         **_operator(folder, store),
     }
+    if isinstance(recipe.dataset, ChannelDatasetConfig):
+        arrays |= _wall_curves(model, reference.truth, recipe.dataset.flow.reynolds_tau)
     if exponents is not None:
         arrays |= {"lyapunov/truth": exponents.truth.mean(axis=0), "lyapunov/model": exponents.model.mean(axis=0)}
     write_npz_atomic(folder / "curves.npz", arrays, compress=True)
@@ -96,6 +101,26 @@ def _densities(sides: Mapping[str, StatisticsResult], edges: np.ndarray) -> dict
     kept = slice(reached[0], reached[-1] + 1)
     densities = {f"pdf/{side}": (c / (c.sum() * np.diff(edges)))[kept] for side, c in counts.items()}
     return {"pdf/centers": ((edges[1:] + edges[:-1]) / 2)[kept], **densities}
+
+
+def _wall_curves(model: StatisticsResult, truth: StatisticsResult, reynolds_tau: float) -> dict[str, np.ndarray]:
+    """Profiles in wall units of truth and model, and of DNS where the Reynolds number is its."""
+    arrays: dict[str, np.ndarray] = {}
+    sides = {"truth": truth} if (model.failed_at >= 0).any() else {"truth": truth, "model": model}
+    for side, result in sides.items():
+        weights = result.survivors() / (result.survivors() @ result.frames)
+        mean, squares, stress = (
+            np.tensordot(weights, sums, axes=1).mean(axis=-1)
+            for sums in (result.velocity_sum, result.velocity_square_sum, result.stress_sum)
+        )
+        profiles = wall_profiles(mean, squares, stress, reynolds_tau=reynolds_tau)
+        arrays["wall/y_plus"] = profiles["y_plus"]
+        arrays |= {f"wall/{WALL_NAMES[name]}/{side}": profiles[name] for name in WALL_NAMES}
+    if reynolds_tau == REYNOLDS_TAU:
+        dns = dns_profiles()
+        for name, shown in WALL_NAMES.items():
+            arrays[f"wall/{shown}/dns"] = np.interp(arrays["wall/y_plus"], dns["y_plus"], dns[name])
+    return arrays
 
 
 def _half_band(

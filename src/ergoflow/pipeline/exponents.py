@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ergoflow.config import Recipe
+from ergoflow.config import KolmogorovDatasetConfig, Recipe
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.metrics import Interval, lyapunov_exponents
 from ergoflow.numerics.trajectory import Step
@@ -55,19 +55,23 @@ def measure_exponents(
     recipe: Recipe, store: TrajectoryStore, step: Step, *, device: torch.device, console: Console
 ) -> Exponents:
     """The leading `evaluation.exponents` exponents of solver and model."""
-    evaluation = recipe.evaluation
-    substeps = recipe.dataset.substeps * recipe.task.stride
-    solver = make_step(recipe.dataset.flow, substeps=substeps, device=device, dtype=torch.float64)
+    evaluation, dataset = recipe.evaluation, recipe.dataset
+    if not isinstance(dataset, KolmogorovDatasetConfig):
+        raise ValueError(
+            f"exponents need the whole state of a flow, {dataset.name} holds planes; set evaluation.exponents=0"
+        )
+    substeps = dataset.substeps * recipe.task.stride
+    solver = make_step(dataset.flow, substeps=substeps, device=device, dtype=torch.float64)
     states = store.load("test", device=device, stride=store.num_frames("test"))[:STATES, 0]
     if len(states) < 2 or not (Path(store.folder) / "dataset.json").exists():
         raise ValueError(
             f"exponents need two test trajectories made by `ergoflow simulate`, got {len(states)} in {store.folder}; "
             "set evaluation.exponents=0"
         )
-    if recipe.dataset.subsample > 1:
+    if dataset.subsample > 1:
         raise ValueError(
             f"exponents of the solver need its full grid, but {store.info.name} stores every "
-            f"{recipe.dataset.subsample}th point; measure them on the full set, or set evaluation.exponents=0"
+            f"{dataset.subsample}th point; measure them on the full set, or set evaluation.exponents=0"
         )
 
     def of(push: Step, state: Tensor, method: Literal["jvp", "finite_difference"]) -> np.ndarray:

@@ -54,8 +54,10 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
     reference = load_reference(recipe, store, device=device, console=console)
     model = StatisticsResult.load(output / "statistics.npz")
     rollout = TrajectoryStore(output)
-    errors = short_term_errors(store, rollout, reference, stride=recipe.task.stride)
-    metrics = _short_term(recipe, errors, model) | _long_term(recipe, model, reference, console)
+    stride = recipe.task.stride
+    errors = short_term_errors(store, rollout, reference, stride=stride)
+    departures = short_term_errors(store, rollout, reference, stride=stride, mean_field=reference.climatology)
+    metrics = _short_term(recipe, errors, departures) | _long_term(recipe, model, reference, console)
     exponents = None
     if recipe.evaluation.exponents:
         exponents = measure_exponents(recipe, store, load_run(folder, device=device), device=device, console=console)
@@ -83,28 +85,40 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
     return folder
 
 
-def _short_term(recipe: Recipe, errors: Mapping[str, np.ndarray], model: StatisticsResult) -> dict[str, Any]:
-    """relative_l2@τ from per-trajectory errors (J, T), T counting lead steps from 1."""
+def _short_term(
+    recipe: Recipe, errors: Mapping[str, np.ndarray], departures: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """relative_l2@τ, and its variant for the fluctuations about the climatology, from errors (J, T), T from 1."""
     metrics = {}
-    available = errors["model"].shape[1]
+    count, available = errors["model"].shape
     for lead in (lead for lead in recipe.evaluation.lead_steps if lead <= available):
-        rows = {
-            name: mean_interval(values[:, lead - 1], resamples=recipe.evaluation.resamples)
-            for name, values in errors.items()
-        }
-        trivial = {name: rows[name] for name in TRIVIAL}
-        metrics[f"relative_l2@{lead}"] = {
-            "label": f"rel. L2, τ = {lead}",
-            "unit": "",
-            "better": "lower",
-            "headline": True,
-            "variant_of": None,
-            "definition": f"mean over {model.num_trajectories} test trajectories of ‖pred − true‖/‖true‖ "
-            f"after {lead} steps of {recipe.step_seconds:g} s from the first frame.",
-            "floor": None,
-            "rows": _rows(rows, None, trivial),
-        }
+        key, label = f"relative_l2@{lead}", f"rel. L2, τ = {lead}"
+        what = (
+            f"mean over {count} test trajectories of ‖pred − true‖/‖true{{}}‖ "
+            f"after {lead} steps of {recipe.step_seconds:g} s."
+        )
+        metrics[key] = _short_metric(recipe, errors, lead, label, what.format(""), None)
+        metrics[f"{key} fluctuations"] = _short_metric(
+            recipe, departures, lead, f"{label}, fluctuations", what.format(" − climatology"), key
+        )
     return metrics
+
+
+def _short_metric(
+    recipe: Recipe, errors: Mapping[str, np.ndarray], lead: int, label: str, definition: str, variant_of: str | None
+) -> dict[str, Any]:
+    resamples = recipe.evaluation.resamples
+    rows = {name: mean_interval(values[:, lead - 1], resamples=resamples) for name, values in errors.items()}
+    return {
+        "label": label,
+        "unit": "",
+        "better": "lower",
+        "headline": variant_of is None,
+        "variant_of": variant_of,
+        "definition": definition,
+        "floor": None,
+        "rows": _rows(rows, None, {name: rows[name] for name in TRIVIAL}),
+    }
 
 
 def _long_term(recipe: Recipe, model: StatisticsResult, reference: Reference, console: Console) -> dict[str, Any]:

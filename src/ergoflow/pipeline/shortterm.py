@@ -20,9 +20,17 @@ def consecutive_steps(rollout: TrajectoryStore, truth_frames: int) -> int:
 
 
 def short_term_errors(
-    store: TrajectoryStore, rollout: TrajectoryStore, reference: Reference, *, stride: int
+    store: TrajectoryStore,
+    rollout: TrajectoryStore,
+    reference: Reference,
+    *,
+    stride: int,
+    mean_field: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Relative L2 error (J, T) at lead steps 1..T of the model, persistence, climatology and zero."""
+    """Relative L2 error (J, T) at lead steps 1..T of the model, persistence, climatology and zero.
+
+    With a `mean_field` (C, *grid) both norms are of the departure from it: the error of the fluctuations.
+    """
     frames = -(-store.num_frames("test") // stride)
     last = consecutive_steps(rollout, frames)
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ("model", "persistence", "climatology", "zero")}
@@ -35,7 +43,7 @@ def short_term_errors(
             "zero": np.zeros_like(truth[:, 1:]),
         }
         for name, forecast in forecasts.items():
-            rows[name].append(np.asarray(relative_l2_per_trajectory(forecast, truth[:, 1:])[0]))
+            rows[name].append(np.asarray(relative_l2_per_trajectory(forecast, truth[:, 1:], mean_field=mean_field)[0]))
     return {name: np.stack(values) for name, values in rows.items()}
 
 

@@ -29,7 +29,7 @@ def _lines(scores: dict[str, Any]) -> list[str]:
         f"τ={key.removeprefix('relative_l2@')}: {_number(metric['rows']['model'])} "
         f"(persistence {_number(metric['rows']['persistence'])})"
         for key, metric in metrics.items()
-        if key.startswith("relative_l2@")
+        if key.startswith("relative_l2@") and metric["headline"]
     ]
     statistics = [
         f"  {title:<17}" + ", ".join(_beside_floor(metrics[key]) for key in keys if key in metrics)

@@ -4,6 +4,8 @@ Files are checked one by one (layout, checksum, finite numbers). For Kolmogorov 
 
     energy budget      E(T) − E(0) = ∫ (input − viscous − drag) dt   along each trajectory
     stationarity       the energy of the first and second halves agree over trajectories (after a spin-up)
+
+A turbulent channel is held against direct numerical simulation (`verify_channel`).
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ import torch
 from rich.console import Console
 from scipy.integrate import simpson
 
-from ergoflow.config import SPLITS, DatasetConfig
+from ergoflow.config import SPLITS, KolmogorovDatasetConfig
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.data.verify import check_store
 from ergoflow.pipeline.progress import bar
-from ergoflow.pipeline.simulate import load_dataset_config
+from ergoflow.pipeline.verify_channel import channel_problems
+from ergoflow.pipeline.workspace import load_dataset_config
 from ergoflow.solvers.kolmogorov import KolmogorovConfig, budget
 
 # The budget is closed by Simpson's rule over stored frames; its error and the storage rounding stay below this
@@ -48,13 +51,17 @@ def verify(folder: Path, *, console: Console) -> bool:
     if not (folder / "dataset.json").exists():
         console.print("no dataset.json: not made by `ergoflow simulate`, so the physics was not checked")
         return True
-    problems = _kolmogorov_problems(TrajectoryStore(folder), load_dataset_config(folder), console)
+    store, dataset = TrajectoryStore(folder), load_dataset_config(folder)
+    if isinstance(dataset, KolmogorovDatasetConfig):
+        problems = _kolmogorov_problems(store, dataset, console)
+    else:
+        problems = channel_problems(store, dataset, console)
     for problem in problems:
         console.print(f"[red]broken[/red] {folder}: {problem}", soft_wrap=True)
     return not problems
 
 
-def _kolmogorov_problems(store: TrajectoryStore, dataset: DatasetConfig, console: Console) -> list[str]:
+def _kolmogorov_problems(store: TrajectoryStore, dataset: KolmogorovDatasetConfig, console: Console) -> list[str]:
     x, y = store.info.grid
     flow = dataclasses.replace(dataset.flow, grid=(x, y))
     energies, residuals = [], []

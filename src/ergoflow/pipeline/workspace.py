@@ -7,6 +7,7 @@ ROOT/report/                    index.html, figures, tables.json, tables.csv
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from ergoflow import __version__
+from ergoflow.config import DatasetConfig, from_dict
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ class Workspace:
     def scored_runs(self) -> list[Path]:
         """Run folders that hold scores, in a stable order."""
         return sorted(path.parent for path in self.root.glob("runs/*/seed*/scores.json"))
+
+
+def load_dataset_config(folder: Path) -> DatasetConfig:
+    """The configuration that `simulate` made a data folder with."""
+    config: DatasetConfig = from_dict(
+        DatasetConfig, json.loads((folder / "dataset.json").read_text())["dataset"], "dataset"
+    )
+    return config
 
 
 def pick_device(name: str) -> torch.device:

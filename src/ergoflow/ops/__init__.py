@@ -1,0 +1,1 @@
+"""Hot loops: each a plain torch reference with a fast twin beside it."""

@@ -1,0 +1,188 @@
+"""Turbulent channel flow to disk: one simulation per split, sampled on planes, segment after segment.
+
+A segment is one shard: `frames` frames on every plane, each plane one trajectory. The next segment continues where the
+last one ended, so the state is kept after each (`state/<split>.pt`) and a stopped run goes on from there. Splits never
+share a simulation: a downstream plane replays an upstream one some fifty frames later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from ergoflow import __version__
+from ergoflow.config import SPLITS, ChannelDatasetConfig, to_dict
+from ergoflow.data.files import replace_atomically
+from ergoflow.data.store import DatasetInfo, ShardWriter
+from ergoflow.ops.lbm import Impl
+from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.shards import Shard, list_shards, trajectory_seed
+from ergoflow.pipeline.workspace import commit
+from ergoflow.solvers.channel import ChannelConfig, block, initial_populations, make_step, plane_velocity, refine
+from ergoflow.solvers.channel_statistics import check
+
+# The watch-dogs look at the flow this often during the spin-up, and at every tenth frame later.
+STEPS_PER_CHECK = 500
+FRAMES_PER_CHECK = 10
+# The paper's start: 50 domain-throughs behind a block, 50 more without it.
+BLOCK_THROUGHS = 50
+# Lattice updates from which compiling the step (some ten seconds) pays on a CPU.
+COMPILE_FROM = 5e7
+
+
+def make_channel(
+    dataset: ChannelDatasetConfig,
+    missing: list[Shard],
+    folder: Path,
+    *,
+    device: torch.device,
+    console: Console,
+    minutes: float | None,
+) -> None:
+    """Make the missing segments of every split; with `minutes`, each split gets its share of the time.
+
+    A split always gets its first segment, and a segment that has begun is finished.
+    """
+    started = time.monotonic()
+    total = sum(dataset.count(split) for split in SPLITS)
+    for split in reversed(SPLITS):
+        shards = [shard for shard in missing if shard.split == split]
+        if not shards:
+            continue
+        share = float("inf") if minutes is None else 60 * minutes * dataset.count(split) / total
+        done = sum(shard.split == split for shard in list_shards(dataset, folder)) - len(shards)
+        state = _resume(dataset, folder, split, done, device=device, console=console)
+        began = time.monotonic()
+        for number, shard in enumerate(shards):
+            if number + done > 0 and time.monotonic() - began > share:
+                console.print(f"{dataset.name} {split}: {minutes:g} minutes are over after {number + done} segments")
+                break
+            state = _segment(dataset, shard, state, device=device, console=console)
+            _keep(folder, split, number + done + 1, state)
+    if minutes is not None:
+        console.print(f"{dataset.name}: {time.monotonic() - started:.0f} s in all")
+
+
+def _segment(
+    dataset: ChannelDatasetConfig, shard: Shard, state: Tensor, *, device: torch.device, console: Console
+) -> Tensor:
+    """Write one shard and return the state after its last frame."""
+    step = make_step(dataset.flow, substeps=dataset.steps_per_frame, device=device, impl=_impl(dataset, device))
+    planes = dataset.planes[: shard.count]
+    first = shard.first // len(dataset.planes) * dataset.frames
+    writer = ShardWriter(
+        shard.path, _info(dataset, shard.split), count=shard.count, frames=dataset.frames, dtype=dataset.storage
+    )
+    title = f"simulate {dataset.name} {shard.title}"
+    with bar(console, title, dataset.frames * dataset.steps_per_frame, "steps") as advance, writer:
+        for t in range(dataset.frames):
+            state = step(state)
+            if t % FRAMES_PER_CHECK == 0:
+                check(state, dataset.flow, step=(first + t + 1) * dataset.steps_per_frame)
+            writer.write(t, torch.stack([plane_velocity(state, x, dataset.flow) for x in planes]))
+            advance(dataset.steps_per_frame)
+    return state
+
+
+def _resume(
+    dataset: ChannelDatasetConfig, folder: Path, split: str, segments: int, *, device: torch.device, console: Console
+) -> Tensor:
+    """The state after `segments` segments of a split: kept on disk, or spun up anew for the first."""
+    path = _state_path(folder, split)
+    if path.exists():
+        kept = torch.load(path, map_location=device, weights_only=True)
+        if kept["segments"] == segments:
+            state: Tensor = kept["state"]
+            return state
+    if segments:
+        raise ValueError(
+            f"{path} must hold the state after {segments} segments to continue {dataset.name} {split}, but does not; "
+            f"remove {folder / 'data' / split} to simulate this split again"
+        )
+    return _spun_up(dataset, trajectory_seed(dataset, split, 0), device=device, console=console)
+
+
+def _spun_up(dataset: ChannelDatasetConfig, seed: int, *, device: torch.device, console: Console) -> Tensor:
+    """A turbulent state: half-resolution spin-up where asked for, refined, then the fine grid."""
+    flow, impl = dataset.flow, _impl(dataset, device)
+    if dataset.coarse_spin_up:
+        x, y, z = flow.box
+        coarse = dataclasses.replace(flow, box=(x // 2, y // 2, z // 2))
+        state = initial_populations(coarse, seed=seed, device=device)
+        state = _run(coarse, state, dataset.coarse_spin_up, f"spin up {dataset.name} on half the cells", console, impl)
+        state = refine(state, coarse, flow)
+    else:
+        state = initial_populations(flow, seed=seed, device=device)
+    if flow.init == "block":
+        through = BLOCK_THROUGHS * flow.units.through_steps(flow.box[0]) / flow.units.turnover_steps
+        state = _run(flow, state, through, f"{dataset.name} behind the block", console, impl, obstacle=block(flow))
+        state = _run(flow, state, through, f"{dataset.name} without the block", console, impl)
+    return _run(flow, state, dataset.spin_up, f"spin up {dataset.name}", console, impl)
+
+
+def _run(
+    flow: ChannelConfig,
+    state: Tensor,
+    turnovers: float,
+    title: str,
+    console: Console,
+    impl: Impl,
+    *,
+    obstacle: Tensor | None = None,
+) -> Tensor:
+    """Advance a state by `turnovers` δ/u_τ under the eyes of the watch-dogs."""
+    steps, done = round(turnovers * flow.units.turnover_steps), 0
+    with bar(console, title, steps, "steps") as advance:
+        while done < steps:
+            chunk = min(STEPS_PER_CHECK, steps - done)
+            state = make_step(flow, substeps=chunk, device=state.device, impl=impl, obstacle=obstacle)(state)
+            done += chunk
+            check(state, flow, step=done)
+            advance(chunk)
+    return state
+
+
+def _impl(dataset: ChannelDatasetConfig, device: torch.device) -> Impl:
+    """The kernel to use: on a CPU, compiling pays as soon as the run is longer than the compiler."""
+    if device.type != "cpu":
+        return "auto"
+    x, y, z = dataset.flow.box
+    steps = dataset.spin_up * dataset.flow.units.turnover_steps + dataset.frames * dataset.steps_per_frame
+    return "compiled" if x * y * z * steps > COMPILE_FROM else "torch"
+
+
+def _info(dataset: ChannelDatasetConfig, split: str) -> DatasetInfo:
+    units = dataset.flow.units
+    return DatasetInfo(
+        name=dataset.name,
+        fields=("velocity_x", "velocity_y", "velocity_z"),
+        grid=dataset.grid,
+        length=(2.0, 2.0 * dataset.flow.box[2] / dataset.flow.box[1]),
+        boundaries=("WALL", "PERIODIC"),
+        axes=("y", "z"),
+        frame_seconds=dataset.frame_seconds,
+        parameters={"reynolds_tau": units.reynolds_tau, "frame_plus": dataset.steps_per_frame * units.step_plus},
+        provenance={
+            "solver": f"ergoflow {__version__} channel",
+            "commit": commit(),
+            "dataset": to_dict(dataset),
+            "seeds": [trajectory_seed(dataset, split, 0)],
+            "planes": list(dataset.planes),
+        },
+    )
+
+
+def _state_path(folder: Path, split: str) -> Path:
+    return folder / "state" / f"{split}.pt"
+
+
+def _keep(folder: Path, split: str, segments: int, state: Tensor) -> None:
+    path = _state_path(folder, split)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replace_atomically(path) as temporary:
+        torch.save({"segments": segments, "state": state}, temporary)

@@ -1,0 +1,130 @@
+"""The channel through the pipeline: simulate, resume, verify, train, predict, score, report on a tiny box."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from ergoflow.config import ChannelDatasetConfig, Recipe, override
+from ergoflow.data.store import TrajectoryStore
+from ergoflow.pipeline.report import report
+from ergoflow.pipeline.reproduce import run_one
+from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.verify import verify
+from ergoflow.pipeline.workspace import Workspace
+from ergoflow.recipes import find_recipe
+
+CPU = torch.device("cpu")
+TINY = [
+    "dataset.flow.box=[16, 16, 16]",
+    "dataset.plane_spacing=8",
+    "dataset.spin_up=0.05",
+    "dataset.steps_per_frame=2",
+    "dataset.frames=40",
+    "dataset.train=4",
+    "dataset.valid=2",
+    "dataset.test=4",
+    "model.dim=8",
+    "model.latent=8",
+    "model.depth=1",
+    "training.max_steps=4",
+    "training.tensorboard=false",
+    "evaluation.steps=140",
+    "evaluation.keep_first=30",
+    "evaluation.resamples=20",
+]
+
+
+def tiny(*more: str) -> Recipe:
+    return override(find_recipe("tcf32-a3m"), [*TINY, *more])
+
+
+def console() -> Console:
+    return Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    space = Workspace(tmp_path_factory.mktemp("channel"))
+    simulate(tiny().dataset, space, device=CPU, console=console())
+    return space
+
+
+def test_channel_data_are_planes_in_wall_units_with_walls_marked(workspace: Workspace) -> None:
+    store = TrajectoryStore(workspace.dataset("tcf32"))
+    assert store.info.fields == ("velocity_x", "velocity_y", "velocity_z")
+    assert store.info.boundaries == ("WALL", "PERIODIC")
+    assert store.info.axes == ("y", "z")
+    assert [store.count(split) for split in ("train", "valid", "test")] == [4, 2, 4]
+    dataset = tiny().dataset
+    assert isinstance(dataset, ChannelDatasetConfig)
+    assert store.info.frame_seconds == pytest.approx(2 / dataset.flow.units.turnover_steps, rel=1e-6)
+    profile = store.load("train", device="cpu")[:, :, 0].mean(dim=(0, 1, 3))
+    bulk = dataset.flow.bulk_velocity / dataset.flow.units.friction_velocity
+    assert float(profile.mean()) == pytest.approx(bulk, rel=0.15)
+    assert float(profile[0]) < 0.6 * float(profile.max())
+
+
+def test_a_segment_continues_the_one_before_it(workspace: Workspace) -> None:
+    """Trajectory 2 is plane 0 of the second segment: its first frame is one step after trajectory 0's last."""
+    frames = TrajectoryStore(workspace.dataset("tcf32")).load("train", device="cpu")
+    step = (frames[0, 1:] - frames[0, :-1]).flatten(1).norm(dim=1)
+    gap = (frames[2, 0] - frames[0, -1]).norm()
+    assert float(gap) < 2 * float(step.max())
+    assert float((frames[2, 0] - frames[0, 0]).norm()) > 2 * float(gap)
+
+
+def test_splits_are_simulations_of_their_own(workspace: Workspace) -> None:
+    store = TrajectoryStore(workspace.dataset("tcf32"))
+    first = [store.load(split, device="cpu")[0, 0] for split in ("train", "valid", "test")]
+    assert float((first[0] - first[1]).norm() / first[0].norm()) > 0.01
+    assert float((first[1] - first[2]).norm() / first[1].norm()) > 0.01
+
+
+def test_a_stopped_simulation_continues_identically(workspace: Workspace, tmp_path: Path) -> None:
+    whole = TrajectoryStore(workspace.dataset("tcf32")).load("train", device="cpu")
+    part = Workspace(tmp_path)
+    simulate(tiny().dataset, part, device=CPU, console=console(), minutes=0.0)
+    assert TrajectoryStore(part.dataset("tcf32")).count("train") == 2
+    simulate(tiny().dataset, part, device=CPU, console=console())
+    assert torch.equal(TrajectoryStore(part.dataset("tcf32")).load("train", device="cpu"), whole)
+
+
+def test_a_missing_state_is_named(workspace: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(workspace.dataset("tcf32"), tmp_path / "data" / "tcf32")
+    lost = sorted((tmp_path / "data" / "tcf32" / "data" / "train").glob("*.hdf5"))[-1]
+    lost.unlink()
+    (tmp_path / "data" / "tcf32" / "state" / "train.pt").unlink()
+    with pytest.raises(ValueError, match="to simulate this split again"):
+        simulate(tiny().dataset, Workspace(tmp_path), device=CPU, console=console())
+
+
+def test_verify_checks_the_files_and_says_that_dns_has_no_band(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(workspace.dataset("tcf32"), console=Console(width=200))
+    assert "no DNS bands for 16 cells" in capsys.readouterr().out
+
+
+def test_a_model_learns_and_is_scored_on_walls(workspace: Workspace) -> None:
+    folder = run_one(tiny(), workspace, seed=0, device=CPU, console=console())
+    scores = json.loads((folder / "scores.json").read_text())
+    assert scores["axes"] == ["y", "z"]
+    assert {"relative_l2@5", "relative_l2@5 fluctuations", "me_ape", "tke_error"} <= set(scores["metrics"])
+    with np.load(folder / "curves.npz") as curves:
+        assert {"wall/y_plus", "wall/U_plus/truth", "wall/U_plus/model", "wall/uv/model"} <= set(curves)
+        assert curves["wall/U_plus/truth"].shape == (8,)
+    page = report(workspace, title="channel")
+    assert "tcf32-a3m" in page.read_text()
+
+
+def test_minutes_are_for_channels_only(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--minutes is for channel data"):
+        simulate(find_recipe("kf64-a3m").dataset, Workspace(tmp_path), device=CPU, console=console(), minutes=1.0)
+    assert not list(tmp_path.rglob("*"))
