@@ -137,7 +137,7 @@ class ChannelDatasetConfig:
 
         require(
             self.coarse_spin_up == 0 or self.flow.init != "block",
-            f"a start behind a block is made on the full grid, got dataset.coarse_spin_up={self.coarse_spin_up}; set it to 0",
+            f"a block start needs dataset.coarse_spin_up=0, got {self.coarse_spin_up}; it is made on the full grid",
         )
 
     @property

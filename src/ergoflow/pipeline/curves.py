@@ -19,6 +19,7 @@ from ergoflow.pipeline.exponents import Exponents
 from ergoflow.pipeline.reference import Reference
 from ergoflow.pipeline.runs import load_run
 from ergoflow.pipeline.shortterm import consecutive_steps, mean_interval
+from ergoflow.pipeline.simulate_channel import BOX_FILE
 
 BAND_RESAMPLES = 100
 BAND = (2.5, 97.5)
@@ -51,6 +52,8 @@ def write_curves(
     }
     if isinstance(recipe.dataset, ChannelDatasetConfig):
         arrays |= _wall_curves(model, reference.truth, recipe.dataset.flow.reynolds_tau)
+        with np.load(Path(store.folder) / BOX_FILE) as faces:
+            arrays |= {f"box/{name}": faces[name] for name in faces}
     if exponents is not None:
         arrays |= {"lyapunov/truth": exponents.truth.mean(axis=0), "lyapunov/model": exponents.model.mean(axis=0)}
     write_npz_atomic(folder / "curves.npz", arrays, compress=True)

@@ -95,7 +95,7 @@ def _short_term(
         key, label = f"relative_l2@{lead}", f"rel. L2, τ = {lead}"
         what = (
             f"mean over {count} test trajectories of ‖pred − true‖/‖true{{}}‖ "
-            f"after {lead} steps of {recipe.step_seconds:g} s."
+            f"after {lead} steps of {recipe.step_seconds:.3g} s."
         )
         metrics[key] = _short_metric(recipe, errors, lead, label, what.format(""), None)
         metrics[f"{key} fluctuations"] = _short_metric(
@@ -154,7 +154,7 @@ def _exponent_metric(recipe: Recipe, exponents: Exponents) -> dict[str, Any]:
         "better": "lower",
         "headline": True,
         "variant_of": None,
-        "definition": f"|λ₁(model)/λ₁(solver) − 1| over {count} steps of {recipe.step_seconds:g} s from "
+        "definition": f"|λ₁(model)/λ₁(solver) − 1| over {count} steps of {recipe.step_seconds:.3g} s from "
         f"{len(exponents.truth)} states; solver λ₁ = {exponents.truth[:, 0].mean():.3f} 1/s.",
         "floor": _cell(floor),
         "rows": _rows({"model": error}, floor, {}),

@@ -11,14 +11,16 @@ import dataclasses
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
 
 from ergoflow import __version__
 from ergoflow.config import SPLITS, ChannelDatasetConfig, to_dict
-from ergoflow.data.files import replace_atomically
+from ergoflow.data.files import replace_atomically, write_npz_atomic
 from ergoflow.data.store import DatasetInfo, ShardWriter
+from ergoflow.ops import lbm
 from ergoflow.ops.lbm import Impl
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.shards import Shard, list_shards, trajectory_seed
@@ -33,6 +35,9 @@ FRAMES_PER_CHECK = 10
 BLOCK_THROUGHS = 50
 # Lattice updates from which compiling the step (some ten seconds) pays on a CPU.
 COMPILE_FROM = 5e7
+# The last state of a simulation on three planes, for a picture; streaks are clearest at this height.
+BOX_FILE = "box.npz"
+PICTURE_HEIGHT_PLUS = 15.0
 
 
 def make_channel(
@@ -64,6 +69,7 @@ def make_channel(
                 break
             state = _segment(dataset, shard, state, device=device, console=console)
             _keep(folder, split, number + done + 1, state)
+        write_npz_atomic(folder / BOX_FILE, _faces(state, dataset.flow))
     if minutes is not None:
         console.print(f"{dataset.name}: {time.monotonic() - started:.0f} s in all")
 
@@ -175,6 +181,14 @@ def _info(dataset: ChannelDatasetConfig, split: str) -> DatasetInfo:
             "planes": list(dataset.planes),
         },
     )
+
+
+def _faces(state: Tensor, flow: ChannelConfig) -> dict[str, np.ndarray]:
+    """u⁺ on three planes of the box, for a picture: front (Y, X), side (Y, Z), and floor (X, Z) near y⁺ = 15."""
+    streamwise = lbm.velocity(state, force=flow.units.force)[0] / flow.units.friction_velocity  # (Y, X, Z)
+    row = min(int(PICTURE_HEIGHT_PLUS / flow.units.cell_plus), flow.box[1] // 2)
+    faces = {"front": streamwise[:, :, 0], "side": streamwise[:, 0], "floor": streamwise[row]}
+    return {name: face.float().cpu().numpy() for name, face in faces.items()}
 
 
 def _state_path(folder: Path, split: str) -> Path:

@@ -10,6 +10,7 @@ TITLES = {
     "energy": "Energy over the roll-out",
     "enstrophy": "Enstrophy over the roll-out",
     "walls": "Wall statistics",
+    "box": "The channel",
     "operator": "The latent operator",
     "lyapunov": "Lyapunov spectrum",
     "training": "Training",
@@ -50,6 +51,11 @@ CAPTIONS = {
     ),
     "energy": f"Mean energy {_STABILITY}",
     "enstrophy": f"Mean enstrophy {_STABILITY}",
+    "box": (
+        "Streamwise velocity in units of u_τ in the simulated box, darker is slower: the outflow plane, a side, and "
+        "the plane at y⁺ ≈ 15 above the lower wall, where streaks of slow and fast fluid run along the stream. The "
+        "data are planes like the one at the end."
+    ),
     "walls": (
         "Mean streamwise velocity and fluctuations in wall units, both walls averaged. Dotted: the law of "
         "the wall, U⁺ = y⁺ and U⁺ = 2.5 ln y⁺ + 5.5. Circles: direct numerical simulation at Re_τ = 180. "

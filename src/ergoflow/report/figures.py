@@ -54,7 +54,7 @@ def draw_error_growth(models: Mapping[str, Curve], references: Mapping[str, Curv
     _draw_models(axes, models)
     axes.set_yscale("log")
     log_ticks(axes, "y")
-    axes.set(xlabel=f"lead time (steps of {step_seconds:g} s)", ylabel="relative L2 error")
+    axes.set(xlabel=f"lead time (steps of {step_seconds:.3g} s)", ylabel="relative L2 error")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finish(figure, axes)
 
@@ -91,7 +91,7 @@ def draw_autocorrelation(models: Mapping[str, Curve], truth: Curve, *, step_seco
     axes.axhline(0, color=INK, alpha=0.4, linewidth=0.7)
     _draw_truth(axes, truth)
     _draw_models(axes, models)
-    axes.set(xlabel=f"lag (steps of {step_seconds:g} s)", ylabel="autocorrelation")
+    axes.set(xlabel=f"lag (steps of {step_seconds:.3g} s)", ylabel="autocorrelation")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finish(figure, axes)
 

@@ -89,7 +89,7 @@ def _page(
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     links = "".join(
-        f'<a href="#{slug}">{escape(table.dataset)} <span>{table.step_seconds:g} s</span></a>'
+        f'<a href="#{slug}">{escape(table.dataset)} <span>{table.step_seconds:.3g} s</span></a>'
         for slug, table in zip(slugs, tables, strict=True)
     )
     return Template(_asset("page.html")).substitute(
@@ -125,7 +125,7 @@ def _heading(slug: str, groups: Sequence[RunGroup], table: Table) -> str:
     words = "; ".join(f"{count} test trajectories, {steps:,} steps" for count, steps in tests)
     warning = "" if len(tests) == 1 else " Runs were scored on different tests: compare them with care."
     return (
-        f"<h2>{escape(table.dataset)} <span>{table.step_seconds:g} s per step</span></h2>"
+        f"<h2>{escape(table.dataset)} <span>{table.step_seconds:.3g} s per step</span></h2>"
         f'<p class="meta">{words}.{warning}</p>'
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ergoflow.report import diagnostics, figures, maps
+from ergoflow.report.box import draw_box
 from ergoflow.report.captions import CAPTIONS, TITLES
 from ergoflow.report.figures import Curve
 from ergoflow.report.runs import REFERENCE_ROWS, RunGroup, slugify, task_of
@@ -110,6 +111,14 @@ def _series(groups: Sequence[RunGroup], quantity: str) -> FigureItem | None:
     return _compared(quantity, models, figure)
 
 
+def _box(groups: Sequence[RunGroup]) -> FigureItem | None:
+    faces = [groups[0].first.curve(f"box/{name}") for name in ("front", "side", "floor")]
+    if any(face is None for face in faces):
+        return None
+    front, side, floor = (np.asarray(face) for face in faces)
+    return _compared("box", {"truth": None}, draw_box(front, side, floor), wide=True)
+
+
 def _walls(groups: Sequence[RunGroup]) -> FigureItem | None:
     mean = _profiles(groups, "wall/U_plus")
     rms = {title: _profiles(groups, f"wall/{key}") for key, title in _WALL_TITLES.items()}
@@ -156,6 +165,7 @@ _LINE_FIGURES: tuple[Callable[[Sequence[RunGroup]], FigureItem | None], ...] = (
     _enstrophy,
     _lyapunov,
     _training,
+    _box,
     _walls,
     _operator,
 )
