@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ergoflow.data.store import TrajectoryStore
+from ergoflow.report.canvas import color_map
 
 FRAMES_PER_SECOND = 15
 # Height of the film in pixels; fields are enlarged by whole numbers to reach about this.
@@ -45,11 +46,9 @@ def _write(path: Path, frames: np.ndarray) -> None:
 
 def _paint(values: np.ndarray, limit: float) -> np.ndarray:
     """Colours (T, Y, X, 3), x to the right and y upwards, with a white margin; non-finite points are grey."""
-    import cmocean
-
     shown = np.nan_to_num(values, nan=0.0, posinf=limit, neginf=-limit)
     unit = np.clip(shown / (2 * limit) + 0.5, 0, 1)
-    colours = (cmocean.cm.balance(unit)[..., :3] * 255).astype(np.uint8)
+    colours = (color_map("balance")(unit)[..., :3] * 255).astype(np.uint8)
     colours[~np.isfinite(values)] = 128
     colours = colours.transpose(0, 2, 1, 3)[:, ::-1]
     factor = max(1, TARGET_HEIGHT // colours.shape[1])

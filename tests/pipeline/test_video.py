@@ -1,0 +1,60 @@
+"""Films of truth beside prediction."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+
+from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore
+from ergoflow.pipeline.video import check_video_path, write_video
+
+GRID = (12, 16)
+
+
+def write_store(folder: Path, values: np.ndarray, steps: list[int]) -> TrajectoryStore:
+    """A store whose frame t is the constant field values[t]."""
+    info = DatasetInfo(
+        name="flow",
+        fields=("vorticity",),
+        grid=GRID,
+        length=(1.0, 1.0),
+        boundaries=("PERIODIC", "PERIODIC"),
+        axes=("x", "y"),
+        frame_seconds=0.1,
+    )
+    path = folder / "data" / "test" / "flow.hdf5"
+    path.parent.mkdir(parents=True)
+    with ShardWriter(path, info, count=1, frames=len(values), steps=steps) as shard:
+        for t, value in enumerate(values):
+            shard.write(t, np.full((1, 1, *GRID), value, dtype=np.float32))
+    return TrajectoryStore(folder)
+
+
+# imageio leaves the pipes of its film reader and writer to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("ending", ["gif", "mp4"])
+def test_film_shows_truth_prediction_and_error_of_consecutive_steps(tmp_path: Path, ending: str) -> None:
+    truth = write_store(tmp_path / "truth", np.array([1.0, -1.0, 1.0, -1.0, 1.0]), list(range(5)))
+    write_store(tmp_path / "model", np.array([1.0, -1.0, 1.0, 5.0]), [0, 1, 2, 10])
+    film = tmp_path / f"film.{ending}"
+    write_video(film, truth, tmp_path / "model", stride=1)
+    frames = iio.imread(film).astype(int)
+    gc.collect()
+    assert len(frames) == 3
+    panel = frames.shape[2] // 3
+    rows = frames.shape[1] // 2
+    colours = frames[:, rows, [panel // 2, panel + panel // 2, 2 * panel + panel // 2]]  # (time, panel, rgb)
+    assert np.abs(colours[:, 0] - colours[:, 1]).max() < 25
+    red, blue = colours[0, 0], colours[1, 0]
+    assert red[0] > red[2]
+    assert blue[2] > blue[0]
+    assert np.ptp(colours[:, 2]) < 40
+
+
+def test_other_endings_are_refused_before_any_work() -> None:
+    with pytest.raises(ValueError, match=r"must end in \.mp4 or \.gif"):
+        check_video_path(Path("film.avi"))
