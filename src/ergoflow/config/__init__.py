@@ -1,0 +1,22 @@
+"""Experiments as frozen dataclasses, and their JSON twins."""
+
+from __future__ import annotations
+
+from ergoflow.config.codec import from_dict, load_recipe, override, to_dict
+from ergoflow.config.datasets import SPLITS, ChannelDatasetConfig, DatasetConfig, KolmogorovDatasetConfig
+from ergoflow.config.recipe import EvaluationConfig, ModelConfig, Recipe, TaskConfig
+
+__all__ = [
+    "SPLITS",
+    "ChannelDatasetConfig",
+    "DatasetConfig",
+    "EvaluationConfig",
+    "KolmogorovDatasetConfig",
+    "ModelConfig",
+    "Recipe",
+    "TaskConfig",
+    "from_dict",
+    "load_recipe",
+    "override",
+    "to_dict",
+]

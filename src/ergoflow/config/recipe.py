@@ -1,0 +1,101 @@
+"""A Recipe is one experiment, complete, as plain frozen dataclasses.
+
+Recipe = dataset (which flow, how it is sampled) + task (what one model step means)
+       + model + objective + training + evaluation
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ergoflow.config.datasets import ChannelDatasetConfig, DatasetConfig, KolmogorovDatasetConfig, require
+from ergoflow.models.a3m import A3MConfig
+from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig, ZeroConfig
+from ergoflow.training.objectives import ObjectiveConfig
+from ergoflow.training.trainer import TrainingConfig
+
+ModelConfig = A3MConfig | PersistenceConfig | ClimatologyConfig | ZeroConfig
+# Where a field may hold one of several configurations, its JSON object carries one of these words as `kind`.
+KINDS: dict[str, type] = {
+    "kolmogorov": KolmogorovDatasetConfig,
+    "channel": ChannelDatasetConfig,
+    "a3m": A3MConfig,
+    "persistence": PersistenceConfig,
+    "climatology": ClimatologyConfig,
+    "zero": ZeroConfig,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """What one model step means: it advances `stride` stored frames and predicts the state or its increment."""
+
+    stride: int = 1
+    predict: Literal["state", "increment"] = "state"
+
+    def __post_init__(self) -> None:
+        """Check the stride."""
+        require(self.stride >= 1, f"task.stride must be at least 1 frame, got {self.stride}; raise it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How a trained model is rolled out and judged (METRICS in docs/reference.md).
+
+    Long-term statistics use the last steps of the roll-out, as many per trajectory as the truth has frames, and
+    never the first `discard`. Frames are kept for the first `keep_first` steps and every `keep_every`-th after. The
+    leading `exponents` Lyapunov exponents of model and solver are measured over `exponent_steps` steps; 0 is none.
+    """
+
+    steps: int = 1000
+    discard: int = 100
+    keep_first: int = 100
+    keep_every: int = 50
+    max_lag: int = 20
+    resamples: int = 100
+    lead_steps: tuple[int, ...] = (1, 5, 25)
+    exponents: int = 0
+    exponent_steps: int = 400
+
+    def __post_init__(self) -> None:
+        """Check that the windows fit into the roll-out."""
+        require(
+            self.steps > self.discard + self.max_lag,
+            f"evaluation.steps must exceed discard + max_lag = {self.discard + self.max_lag}, got {self.steps}",
+        )
+        require(self.discard >= 0, f"evaluation.discard must be >= 0, got {self.discard}")
+        require(
+            self.keep_every >= 1,
+            f"evaluation.keep_every must be >= 1, got {self.keep_every}; use 1 to keep all",
+        )
+        require(self.max_lag >= 1, f"evaluation.max_lag must be at least 1, got {self.max_lag}; raise it")
+        require(
+            len(self.lead_steps) > 0 and min(self.lead_steps) >= 1,
+            f"evaluation.lead_steps must be whole numbers from 1 on, got {list(self.lead_steps)}; drop the others",
+        )
+        require(
+            self.keep_first >= max(self.lead_steps),
+            f"evaluation.keep_first must reach the largest lead step {max(self.lead_steps)}, got {self.keep_first}",
+        )
+        require(self.exponents >= 0, f"evaluation.exponents must be >= 0, got {self.exponents}; 0 leaves them out")
+        require(self.exponent_steps >= 20, f"evaluation.exponent_steps must be at least 20, got {self.exponent_steps}")
+        require(self.resamples >= 20, f"evaluation.resamples must be at least 20, got {self.resamples}; raise it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One named experiment, complete."""
+
+    name: str
+    dataset: DatasetConfig
+    model: ModelConfig
+    task: TaskConfig = field(default_factory=TaskConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    @property
+    def step_seconds(self) -> float:
+        """Time advanced by one model step."""
+        return self.task.stride * self.dataset.frame_seconds
