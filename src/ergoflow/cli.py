@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ergoflow import __version__
-from ergoflow.config import Recipe, override
+from ergoflow.config import ChannelDatasetConfig, Recipe, override
 from ergoflow.pipeline.workspace import Workspace, pick_device
 from ergoflow.recipes import catalogue, datasets, find_dataset, find_recipe
 
@@ -215,12 +215,26 @@ def report(
 
 @app.command()
 def verify(
-    folder: Annotated[Path, typer.Argument(help="A data set folder (with data/ and stats.yaml).")],
+    what: Annotated[str, typer.Argument(help="A data set folder, or the name of a channel such as tcf96.")],
+    settings: SetOption = None,
+    turnovers: Annotated[float, typer.Option("--turnovers", min=0.0, help="Channel: δ/u_τ of statistics.")] = 25.0,
+    device: DeviceOption = "auto",
+    output: Annotated[Path | None, typer.Option("--output", help="Channel: also write the profiles as JSON.")] = None,
 ) -> None:
-    """Check a data set: layout, checksums, finiteness and, for Kolmogorov flow, budgets and stationarity."""
-    from ergoflow.pipeline.verify import verify as run
+    """Check a data set (layout, checksums, numbers, physics), or run a channel against direct numerical simulation."""
+    from ergoflow.pipeline.verify import verify as check_folder
+    from ergoflow.pipeline.verify_solver import verify_solver
 
-    if not run(folder, console=_console()):
+    console = _console()
+    known = datasets().get(what)
+    if isinstance(known, ChannelDatasetConfig) and not Path(what).is_dir():
+        chosen = find_dataset(what, settings or [])
+        assert isinstance(chosen, ChannelDatasetConfig)
+        place = pick_device(device)
+        good = verify_solver(chosen, turnovers=turnovers, device=place, console=console, output=output)
+    else:
+        good = check_folder(Path(what), console=console)
+    if not good:
         raise typer.Exit(2)
 
 

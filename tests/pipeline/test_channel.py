@@ -17,6 +17,7 @@ from ergoflow.pipeline.report import report
 from ergoflow.pipeline.reproduce import run_one
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.verify import verify
+from ergoflow.pipeline.verify_solver import verify_solver
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import find_recipe
 
@@ -110,6 +111,18 @@ def test_verify_checks_the_files_and_says_that_dns_has_no_band(
 ) -> None:
     assert verify(workspace.dataset("tcf32"), console=Console(width=200))
     assert "no DNS bands for 16 cells" in capsys.readouterr().out
+
+
+def test_the_channel_itself_is_run_and_its_profiles_written(tmp_path: Path) -> None:
+    dataset = tiny().dataset
+    assert isinstance(dataset, ChannelDatasetConfig)
+    output = tmp_path / "profiles.json"
+    assert verify_solver(dataset, turnovers=0.2, device=CPU, console=console(), output=output)
+    data = json.loads(output.read_text())
+    assert data["checks"] == []
+    profile = np.array(data["profiles"]["u_plus"])
+    assert len(profile) == 8
+    assert (np.diff(profile) > 0).all()
 
 
 def test_a_model_learns_and_is_scored_on_walls(workspace: Workspace) -> None:

@@ -78,7 +78,7 @@ def _segment(
     dataset: ChannelDatasetConfig, shard: Shard, state: Tensor, *, device: torch.device, console: Console
 ) -> Tensor:
     """Write one shard and return the state after its last frame."""
-    step = make_step(dataset.flow, substeps=dataset.steps_per_frame, device=device, impl=_impl(dataset, device))
+    step = make_step(dataset.flow, substeps=dataset.steps_per_frame, device=device, impl=channel_impl(dataset, device))
     planes = dataset.planes[: shard.count]
     first = shard.first // len(dataset.planes) * dataset.frames
     writer = ShardWriter(
@@ -110,12 +110,12 @@ def _resume(
             f"{path} must hold the state after {segments} segments to continue {dataset.name} {split}, but does not; "
             f"remove {folder / 'data' / split} to simulate this split again"
         )
-    return _spun_up(dataset, trajectory_seed(dataset, split, 0), device=device, console=console)
+    return spun_up(dataset, trajectory_seed(dataset, split, 0), device=device, console=console)
 
 
-def _spun_up(dataset: ChannelDatasetConfig, seed: int, *, device: torch.device, console: Console) -> Tensor:
+def spun_up(dataset: ChannelDatasetConfig, seed: int, *, device: torch.device, console: Console) -> Tensor:
     """A turbulent state: half-resolution spin-up where asked for, refined, then the fine grid."""
-    flow, impl = dataset.flow, _impl(dataset, device)
+    flow, impl = dataset.flow, channel_impl(dataset, device)
     if dataset.coarse_spin_up:
         x, y, z = flow.box
         coarse = dataclasses.replace(flow, box=(x // 2, y // 2, z // 2))
@@ -153,7 +153,7 @@ def _run(
     return state
 
 
-def _impl(dataset: ChannelDatasetConfig, device: torch.device) -> Impl:
+def channel_impl(dataset: ChannelDatasetConfig, device: torch.device) -> Impl:
     """The kernel to use: on a CPU, compiling pays as soon as the run is longer than the compiler."""
     if device.type != "cpu":
         return "auto"
