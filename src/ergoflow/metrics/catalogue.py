@@ -87,7 +87,7 @@ CATALOGUE: dict[str, MetricInfo] = {
         label="PCA-KL",
         unit="nat",
         needs="basis",
-        definition="mean over the truth's first {components} PCs of KL(truth||model), Scott's kernel density",
+        definition="mean over the first {components} PCs of KL(truth||model), Scott's kernel density",
     ),
     "pca_kl@joint2": MetricInfo(
         label="PCA-KL, joint",
