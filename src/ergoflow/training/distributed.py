@@ -9,10 +9,12 @@ windows as on one process; the mean of the processes' gradients is then the grad
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -94,11 +96,15 @@ def launch_context(device: str | torch.device = "cpu") -> Iterator[LaunchContext
     if device.type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+    # Imported while a process group exists (an optimiser does it), this module keeps the group and its threads
+    # alive to the end of the interpreter, where a thread still busy aborts the process.
+    import_module("torch._dynamo")
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield LaunchContext(rank=rank, world_size=world_size, device=device)
     finally:
         dist.destroy_process_group()
+        gc.collect()  # a data-parallel module in a reference cycle holds the group, too
 
 
 @dataclass(frozen=True)
