@@ -40,7 +40,17 @@ def test_recipes_lists_the_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = run(monkeypatch, capsys, "recipes")
     assert code == 0
-    for name in ("kf256", "kf128", "kf64", "kf256-transient", "kf128-coarse-a3m", "kf256-a3m"):
+    for name in (
+        "kf256",
+        "kf128",
+        "kf64",
+        "kf256-transient",
+        "kf128-coarse",
+        "a3m[-common]",
+        "convnext",
+        "table4",
+        "mini",
+    ):
         assert name in out
 
 

@@ -21,15 +21,15 @@ from rich.console import Console
 
 from ergoflow.cli import app
 from ergoflow.config import ChannelDatasetConfig, KolmogorovDatasetConfig, Recipe, override
+from ergoflow.config.recipe import KINDS
 from ergoflow.metrics import CATALOGUE
-from ergoflow.models.a3m import A3MConfig
 from ergoflow.pipeline import reference
 from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace
-from ergoflow.recipes import catalogue, find_dataset, find_recipe
+from ergoflow.recipes import catalogue, find_dataset, find_recipe, find_recipes
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -106,7 +106,8 @@ def test_every_command_parses_and_names_what_exists(arguments: list[str]) -> Non
             assert find_dataset(name, settings)
         else:
             # A recipe file is the reader's own: its settings are checked on a recipe that has them all.
-            override(find_recipe("kf64-a3m" if name.endswith(".json") else name), settings)
+            for recipe in find_recipes(["kf64-a3m" if name.endswith(".json") else name]):
+                override(recipe, settings)
 
 
 @pytest.mark.parametrize(
@@ -139,18 +140,23 @@ def test_the_command_line_table_lists_every_verb_with_its_options() -> None:
     assert set(rows) == set(VERBS)
     for verb, cell in rows.items():
         options = {name for p in VERBS[verb].params for name in p.opts if name.startswith("--")}
-        assert set(re.findall(r"--\w+", cell)) == options - {"--help"}, verb
+        assert set(re.findall(r"--[\w-]+", cell)) == options - {"--help"}, verb
 
 
 def settings_of(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted name, type, default) of every setting of a recipe; the model is the one that has settings."""
+    """(dotted name, type, default) of every setting of a recipe, of every kind of data set and model."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        kind = A3MConfig if (prefix, field.name) == ("", "model") else hints[field.name]
+        kind = hints[field.name]
         if (prefix, field.name) == ("", "dataset"):
             # Settings of channel data are listed under names of their own; `--set` leaves the mark out.
             yield from settings_of(KolmogorovDatasetConfig, "dataset.")
             yield from settings_of(ChannelDatasetConfig, "channel:dataset.")
+        elif (prefix, field.name) == ("", "model"):
+            # So are those of the models other than the paper's.
+            for mark, model in KINDS.items():
+                if model in typing.get_args(kind):
+                    yield from settings_of(model, "model." if mark == "a3m" else f"{mark}:model.")
         elif dataclasses.is_dataclass(kind):
             yield from settings_of(kind, f"{prefix}{field.name}.")
         else:

@@ -12,7 +12,9 @@ Bad input ends with exit code 2 and one line that says what was expected, what c
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ergoflow import __version__
-from ergoflow.config import ChannelDatasetConfig, Recipe, override
+from ergoflow.config import ChannelDatasetConfig, Recipe, override, to_dict
 from ergoflow.pipeline.workspace import Workspace, pick_device
-from ergoflow.recipes import catalogue, datasets, find_dataset, find_recipe
+from ergoflow.recipes import catalogue, collections, datasets, find_dataset, find_recipe, find_recipes
 
 # Newer typers carry click inside, older ones use the installed one; the public BadParameter derives from either.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
@@ -61,9 +63,14 @@ PrecisionOption = Annotated[
 
 
 @app.command()
-def recipes() -> None:
-    """List the catalogue: data sets and experiments."""
+def recipes(
+    name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Print this recipe as JSON instead.")] = None,
+) -> None:
+    """List the catalogue: data sets, experiments and groups of experiments."""
     console = _console()
+    if name is not None:
+        console.print_json(json.dumps(to_dict(find_recipe(name))))
+        return
     sets = Table(
         "name", "grid", "frames", "every", "train/valid/test", "size", title="data sets: ergoflow simulate NAME"
     )
@@ -72,13 +79,26 @@ def recipes() -> None:
         splits = f"{d.train}/{d.valid}/{d.test}"
         grid, size = "×".join(map(str, d.grid)), f"{4e-9 * values * count:.1f} GB"
         sets.add_row(d.name, grid, str(d.frames), f"{d.frame_seconds:g} s", splits, size)
-    runs = Table("name", "data set", "step", "predicts", "epochs", "batch", title="recipes: ergoflow train NAME")
-    for r in catalogue().values():
-        training = str(r.training.epochs), str(r.training.batch_size)
-        runs.add_row(r.name, r.dataset.name, f"{r.step_seconds:g} s", r.task.predict, *training)
-    for table in (sets, runs):
+    runs = Table("task", "step", "models", title="recipes TASK-MODEL: ergoflow train NAME (settings: recipes NAME)")
+    for task, members in _by_task().items():
+        models = [recipe.name.removeprefix(f"{task}-") for recipe in members]
+        shown = [f"{m}\\[-common]" if f"{m}-common" in models else m for m in models if not m.endswith("-common")]
+        runs.add_row(task, f"{members[0].step_seconds:.3g} s", " ".join(shown))
+    groups = Table("name", "recipes", title="groups: ergoflow reproduce NAME")
+    for group, names in collections().items():
+        groups.add_row(group, f"{len(names)}: {names[0]} … {names[-1]}")
+    for table in (sets, runs, groups):
         table.box, table.title_justify, table.columns[0].no_wrap = box.SIMPLE, "left", True
         console.print(table)
+
+
+def _by_task() -> dict[str, list[Recipe]]:
+    """The catalogue by what stands before the model in a name."""
+    tasks: dict[str, list[Recipe]] = {}
+    for recipe in catalogue().values():
+        ending = "-coarse" if recipe.task.stride > 1 else ""
+        tasks.setdefault(recipe.dataset.name + ending, []).append(recipe)
+    return tasks
 
 
 @app.command()
@@ -204,13 +224,16 @@ def score(
 @app.command()
 def report(
     root: RootOption = Path(),
+    results: Annotated[
+        Path | None, typer.Option("--results", help="Also show the cells that `reproduce` wrote into this folder.")
+    ] = None,
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "ergoflow report",
 ) -> None:
     """Write one self-contained page about every scored run below the root."""
     from ergoflow.pipeline.report import report as run
 
     console = _console()
-    console.print(f"report: {run(_workspace(root), title=title)}")
+    console.print(f"report: {run(_workspace(root), title=title, results=results)}")
 
 
 @app.command()
@@ -240,39 +263,73 @@ def verify(
 
 @app.command()
 def reproduce(
-    names: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipes to run from simulation to report.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="Recipes, or groups such as mini and table1, from simulation to report."
+        ),
+    ],
     settings: SetOption = None,
     root: RootOption = Path(),
+    results: Annotated[
+        Path | None, typer.Option("--results", help="Folder of the cells, one JSON each; default ROOT/results.")
+    ] = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Comma-separated seeds.")] = "0",
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="The same wall-clock of training for each, e.g. 4m, 90s or 1h.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="The same number of training samples for each.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done, and how long it takes.")
+    ] = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Run recipes end to end; what is already on disk is not done again."""
+    """Run recipes end to end; what is already on disk is not done again, so it can be stopped and continued."""
+    from ergoflow.pipeline.reproduce import Budget, print_plan
     from ergoflow.pipeline.reproduce import reproduce as run
 
-    chosen = [override(find_recipe(name), settings or []) for name in names]
-    console = _console()
-    page = run(chosen, _workspace(root), seeds=_seeds(seeds), device=pick_device(device), console=console)
+    limit = Budget(minutes=_minutes(budget), samples=samples)
+    chosen = [limit.apply(override(recipe, settings or [])) for recipe in find_recipes(names)]
+    console, place = _console(), _workspace(root)
+    cells = place.root / "results" if results is None else results
+    if dry_run:
+        print_plan(chosen, place, seeds=_seeds(seeds), results=cells, console=console)
+        return
+    page = run(chosen, place, seeds=_seeds(seeds), results=cells, device=pick_device(device), console=console)
     console.print(f"report: {page}")
 
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="solver, training or lbm.")] = "training",
-    name: Annotated[str, typer.Option("--recipe", help="Recipe whose flow and model are timed.")] = "kf128-a3m",
+    what: Annotated[str, typer.Argument(help="solver, lbm, training, rollout or models.")] = "training",
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", help="What is timed (kf128-a3m); for `models` repeatable, none is all paper models."),
+    ] = None,
     settings: SetOption = None,
+    grids: Annotated[str | None, typer.Option("--grids", help="models: sides of square grids, e.g. 32,64.")] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="models, training: fp32, bf16 or, by default, fp32,bf16.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="models, training: samples; rollout: trajectories.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="rollout: steps to time.")] = None,
     device: DeviceOption = "auto",
     output: Annotated[Path | None, typer.Option("--output", help="Also write the numbers as JSON.")] = None,
 ) -> None:
-    """Time the spectral solver, the lattice Boltzmann solver or the training step on this machine."""
+    """Time solvers, training and roll-outs on this machine, or tabulate what every model costs."""
+    from ergoflow.pipeline.bench import BenchOptions
     from ergoflow.pipeline.bench import bench as run
 
-    run(
-        what,
-        override(find_recipe(name), settings or []),
-        device=pick_device(device),
-        console=_console(),
-        output=output,
-    )
+    options = BenchOptions.parse(grids=grids, precision=precision, batch=batch, steps=steps)
+    chosen = names or ([] if what == "models" else ["kf128-a3m"])
+    if settings and not chosen:
+        raise ValueError(f"--set changes a recipe, got {settings[0]!r} for all models; name one with --recipe")
+    recipes = [override(find_recipe(name), settings or []) for name in chosen]
+    run(what, recipes, options, device=pick_device(device), console=_console(), output=output)
 
 
 @app.callback(invoke_without_command=True)
@@ -330,6 +387,16 @@ def _seeds(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"--seeds must be whole numbers such as 0,1,2, got {text!r}") from None
+
+
+def _minutes(text: str | None) -> float | None:
+    """Minutes of a duration such as 90s, 4m or 1.5h."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise ValueError(f"--budget must be a duration such as 90s, 4m or 1h, got {text!r}")
+    return float(match[1]) * {"s": 1 / 60, "m": 1.0, "h": 60.0}[match[2]]
 
 
 def _workspace(root: Path) -> Workspace:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from ergoflow.training.plan import TrainingConfig
 
@@ -40,6 +41,34 @@ def test_wsd_is_flat_for_seventy_per_cent_and_then_linear_to_zero() -> None:
     assert all(value == pytest.approx(3.0) for value in values[:71])
     assert values[85] == pytest.approx(1.5)
     assert values[99] == pytest.approx(0.1)
+
+
+def test_one_cycle_rises_for_a_fifth_of_the_run_and_falls_to_nothing() -> None:
+    values = rates(TrainingConfig(epochs=10, learning_rate=2.0, schedule="onecycle"), batches_per_epoch=10)
+    assert values[0] == pytest.approx(2e-4)
+    assert values[10] == pytest.approx(1.0, rel=1e-3)  # half way up
+    assert values[20] == 2.0
+    assert max(values) == 2.0
+    assert values[60] == pytest.approx(1.0)  # half way down
+    config = TrainingConfig(learning_rate=2.0, schedule="onecycle")
+    assert config.rate(1.0, step=100) == pytest.approx(2e-9)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_one_cycle_is_the_one_factformer_trains_with() -> None:
+    """torch's OneCycleLR with that script's numbers; it counts its phases from the last step, hence one step off."""
+    total, peak = 2000, 5e-4
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, peak, total_steps=total, pct_start=0.2, div_factor=1e4, final_div_factor=1e5
+    )
+    ours = rates(TrainingConfig(epochs=total, learning_rate=peak, schedule="onecycle"), batches_per_epoch=1)
+    expected = []
+    for _ in range(total):
+        expected.append(theirs.get_last_lr()[0])
+        if len(expected) < total:
+            theirs.step()
+    assert ours == pytest.approx(expected, abs=5e-3 * peak)
 
 
 def test_warm_up_rises_linearly_to_the_peak_and_never_starts_at_zero() -> None:

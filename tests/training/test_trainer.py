@@ -233,7 +233,7 @@ def test_diverging_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_pat
         generator = torch.Generator()
         calls = 0
 
-        def __call__(self, step: NormalizedStep, batch: Tensor) -> Losses:
+        def __call__(self, step: NormalizedStep, batch: Tensor, progress: float = 1.0) -> Losses:
             self.calls += 1
             loss = step(batch[:, 0]).square().mean() * (float("nan") if self.calls >= 8 else 1.0)
             return Losses(loss, {"energy": loss})
@@ -263,7 +263,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     class SecretlyBroken:
         generator = torch.Generator()
 
-        def __call__(self, step: NormalizedStep, batch: Tensor) -> Losses:
+        def __call__(self, step: NormalizedStep, batch: Tensor, progress: float = 1.0) -> Losses:
             loss = (0 * step(batch[:, 0]).square().sum()).sqrt()
             return Losses(loss, {"loss": loss})
 

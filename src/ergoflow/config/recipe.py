@@ -11,16 +11,30 @@ from typing import Literal
 
 from ergoflow.config.datasets import ChannelDatasetConfig, DatasetConfig, KolmogorovDatasetConfig, require
 from ergoflow.models.a3m import A3MConfig
+from ergoflow.models.build import ModelConfig
+from ergoflow.models.convnext import ConvNeXtConfig
+from ergoflow.models.ergoformer import ErgoformerConfig
+from ergoflow.models.factformer import FactFormerConfig
+from ergoflow.models.mno import MNOConfig
+from ergoflow.models.mwt import MWTConfig
+from ergoflow.models.performer import PerformerConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig, ZeroConfig
+from ergoflow.models.uno import UNOConfig
 from ergoflow.training.objectives import ObjectiveConfig
 from ergoflow.training.trainer import TrainingConfig
 
-ModelConfig = A3MConfig | PersistenceConfig | ClimatologyConfig | ZeroConfig
 # Where a field may hold one of several configurations, its JSON object carries one of these words as `kind`.
 KINDS: dict[str, type] = {
     "kolmogorov": KolmogorovDatasetConfig,
     "channel": ChannelDatasetConfig,
     "a3m": A3MConfig,
+    "mno": MNOConfig,
+    "uno": UNOConfig,
+    "mwt": MWTConfig,
+    "factformer": FactFormerConfig,
+    "performer": PerformerConfig,
+    "convnext": ConvNeXtConfig,
+    "ergoformer": ErgoformerConfig,
     "persistence": PersistenceConfig,
     "climatology": ClimatologyConfig,
     "zero": ZeroConfig,
@@ -29,10 +43,15 @@ KINDS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """What one model step means: it advances `stride` stored frames and predicts the state or its increment."""
+    """What one model step means: it advances `stride` stored frames and predicts the state or its increment.
+
+    With `guard` the trained step is made dissipative far from the data (`training.dissipation.DissipativeStep`, with
+    the shell and scale of the objective), as MNO's authors do.
+    """
 
     stride: int = 1
     predict: Literal["state", "increment"] = "state"
+    guard: bool = False
 
     def __post_init__(self) -> None:
         """Check the stride."""

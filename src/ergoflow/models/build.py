@@ -6,6 +6,12 @@ import torch
 from torch import nn
 
 from ergoflow.models.a3m import A3M, A3MConfig
+from ergoflow.models.convnext import ConvNeXt, ConvNeXtConfig
+from ergoflow.models.ergoformer import Ergoformer, ErgoformerConfig
+from ergoflow.models.factformer import FactFormer, FactFormerConfig
+from ergoflow.models.mno import MNO, MNOConfig
+from ergoflow.models.mwt import MWT, MWTConfig
+from ergoflow.models.performer import Performer, PerformerConfig
 from ergoflow.models.trivial import (
     Climatology,
     ClimatologyConfig,
@@ -14,8 +20,21 @@ from ergoflow.models.trivial import (
     Zero,
     ZeroConfig,
 )
+from ergoflow.models.uno import UNO, UNOConfig
 
-ModelConfig = A3MConfig | PersistenceConfig | ClimatologyConfig | ZeroConfig
+ModelConfig = (
+    A3MConfig
+    | MNOConfig
+    | UNOConfig
+    | MWTConfig
+    | FactFormerConfig
+    | PerformerConfig
+    | ConvNeXtConfig
+    | ErgoformerConfig
+    | PersistenceConfig
+    | ClimatologyConfig
+    | ZeroConfig
+)
 
 # torch has convolutions over one, two and three axes.
 MAX_AXES = 3
@@ -49,6 +68,20 @@ def build_model(
     match config:
         case A3MConfig():
             return A3M(config, in_channels, out_channels, periodic=periodic, generator=generator)
+        case MNOConfig():
+            return MNO(config, in_channels, out_channels, grid, periodic=periodic, generator=generator)
+        case UNOConfig():
+            return UNO(config, in_channels, out_channels, grid, periodic=periodic, generator=generator)
+        case MWTConfig():
+            return MWT(config, in_channels, out_channels, grid, periodic=periodic, generator=generator)
+        case FactFormerConfig():
+            return FactFormer(config, in_channels, out_channels, grid, periodic=periodic, generator=generator)
+        case PerformerConfig():
+            return Performer(config, in_channels, out_channels, grid, periodic=periodic, generator=generator)
+        case ConvNeXtConfig():
+            return ConvNeXt(config, in_channels, out_channels, grid, periodic=periodic, generator=generator)
+        case ErgoformerConfig():
+            return Ergoformer(config, in_channels, out_channels, grid, periodic=periodic, generator=generator)
         case PersistenceConfig():
             if in_channels != out_channels:
                 raise ValueError(

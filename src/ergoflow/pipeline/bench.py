@@ -1,167 +1,283 @@
 """`ergoflow bench`: what this machine does per second, as numbers that can be compared.
 
-Timings are medians over repeated calls after a warm-up, with the device synchronised around each.
+    solver     steps of the spectral solver, beside the floor that memory sets
+    lbm        lattice updates, beside the same
+    training   a recipe's model: forward pass and training step, by batch
+    rollout    a recipe's `predict`: steps per second with streaming statistics
+    models     all models: parameters, work, time and memory, beside the paper's numbers
+
+No bench needs data: weights and states are random.
 """
 
 from __future__ import annotations
 
-import statistics
+import dataclasses
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ergoflow.config import KolmogorovDatasetConfig, Recipe
-from ergoflow.models.build import build_model
-from ergoflow.pipeline.runs import write_json
+from ergoflow.config import KolmogorovDatasetConfig, Recipe, to_dict
+from ergoflow.data.info import DatasetInfo
+from ergoflow.metrics import PCABasis, TrajectoryStatistics
+from ergoflow.numerics.imex import WEIGHTS
+from ergoflow.numerics.trajectory import rollout
+from ergoflow.pipeline.bench_models import bench_models, paper_cases, recipe_case
+from ergoflow.pipeline.bench_timing import (
+    PRECISIONS,
+    Findings,
+    bench_training,
+    copy_bandwidth,
+    dataset_info,
+    median_seconds,
+    recipe_facts,
+    synchronize,
+    with_crosses,
+)
+from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.reference import BASIS_SIZE, HISTOGRAM_BINS, HISTOGRAM_SIGMAS, Yardstick, new_statistics
+from ergoflow.pipeline.runs import build_step, write_json
 from ergoflow.pipeline.workspace import commit, hardware, versions
 from ergoflow.solvers.channel import ChannelConfig, initial_populations
 from ergoflow.solvers.channel import make_step as make_channel_step
 from ergoflow.solvers.kolmogorov import initial_vorticity, make_step
-from ergoflow.training.losses import relative_l2_loss
+from ergoflow.training.stepper import PhysicalStep
 
-WARM_UP = 3
-REPEATS = 10
+# What each bench can be told besides recipe, settings and device.
+TAKES: dict[str, tuple[str, ...]] = {
+    "solver": (),
+    "lbm": (),
+    "training": ("precision", "batch"),
+    "rollout": ("batch", "steps"),
+    "models": ("grids", "precision", "batch"),
+}
 # Bytes that one lattice update must move: 19 populations read and written, by storage.
 FLOOR_BYTES: dict[Literal["float32", "float16"], int] = {"float32": 153, "float16": 77}
+# Transforms in one evaluation of the Kolmogorov tendency: two velocities out of, two products into Fourier space.
+TRANSFORMS_PER_STAGE = 4
+# The length of roll-out for which the time is projected.
+PROJECTED_STEPS = 1000
 
 
-def bench(what: str, recipe: Recipe, *, device: torch.device, console: Console, output: Path | None) -> None:
-    """Time the solver or the training step of a recipe; print a table and write JSON if asked."""
-    benches = {"solver": _bench_solver, "training": _bench_training, "lbm": _bench_lbm}
-    if what not in benches:
-        raise ValueError(f"bench knows {', '.join(benches)}, got {what!r}; choose one of them")
-    rows = benches[what](recipe, device)
-    table = Table(title=f"{what} of {recipe.name} on {hardware(device)['device']}", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(
-            *(f"{v:,.4g}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else str(v) for v in row.values())
-        )
-    console.print(table)
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What was asked for beyond the recipe; None leaves the choice to the bench."""
+
+    grids: tuple[int, ...] | None = None
+    precision: tuple[str, ...] | None = None
+    batch: int | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers and the names of precisions."""
+        for name, numbers in (("grids", self.grids or ()), ("batch", (self.batch,)), ("steps", (self.steps,))):
+            if any(number is not None and number < 1 for number in numbers):
+                raise ValueError(f"--{name} must be positive, got {getattr(self, name)}; choose 1 or more")
+        if not set(self.precision or ()) <= set(PRECISIONS):
+            raise ValueError(f"--precision must be out of {','.join(PRECISIONS)}, got {','.join(self.precision or ())}")
+
+    @classmethod
+    def parse(cls, *, grids: str | None, precision: str | None, batch: int | None, steps: int | None) -> BenchOptions:
+        """The options of a command line, on which lists have commas."""
+        try:
+            sides = tuple(int(part) for part in grids.split(",")) if grids else None
+        except ValueError:
+            raise ValueError(f"--grids must be whole numbers such as 32,64,128, got {grids!r}") from None
+        names = tuple(precision.split(",")) if precision else None
+        return cls(grids=sides, precision=names, batch=batch, steps=steps)
+
+
+def bench(
+    what: str,
+    recipes: Sequence[Recipe],
+    options: BenchOptions,
+    *,
+    device: torch.device,
+    console: Console,
+    output: Path | None,
+) -> None:
+    """Run one bench, print its table, and write its JSON if asked. Without recipes `models` takes all paper models."""
+    if what not in TAKES:
+        raise ValueError(f"bench knows {', '.join(TAKES)}, got {what!r}; choose one of them")
+    for name, value in dataclasses.asdict(options).items():
+        if value is not None and name not in TAKES[what]:
+            raise ValueError(f"bench {what} takes no --{name}, got {value}; drop it")
+    findings = _run(what, recipes, options, device=device, console=console)
+    of = f" of {recipes[0].name}" if len(recipes) == 1 and what != "lbm" else ""
+    _print(findings, f"{what}{of} on {hardware(device)['device']}", console)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"bench": what, "recipe": recipe.name, "rows": rows, "hardware": hardware(device)}
+        facts = {"bench": what, "recipes": to_dict(list(recipes)), "options": dataclasses.asdict(options)}
+        facts |= {"rows": findings.rows, "notes": findings.notes, "hardware": hardware(device)}
         write_json(output, facts | {"versions": versions(), "commit": commit()})
 
 
-def _bench_solver(recipe: Recipe, device: torch.device) -> list[dict[str, Any]]:
+def _run(
+    what: str, recipes: Sequence[Recipe], options: BenchOptions, *, device: torch.device, console: Console
+) -> Findings:
+    precisions, batch = options.precision or PRECISIONS, options.batch
+    if what == "models":
+        if recipes and options.grids:
+            raise ValueError("bench models takes --recipe, whose data have a grid, or --grids, got both; drop one")
+        cases = [recipe_case(recipe, recipe_facts(recipe)) for recipe in recipes]
+        cases = cases or paper_cases(options.grids, device=device)
+        return bench_models(cases, device=device, console=console, precisions=precisions, batch=batch or 1)
+    if len(recipes) != 1:
+        raise ValueError(f"bench {what} times one recipe, got {len(recipes)}; name one")
+    recipe = recipes[0]
+    match what:
+        case "solver":
+            return bench_solver(recipe, device=device, console=console)
+        case "lbm":
+            return bench_lbm(device=device, console=console)
+        case "training":
+            return bench_training(recipe, device=device, console=console, precisions=precisions, batch=batch)
+    return bench_rollout(recipe, device=device, console=console, trajectories=batch, steps=options.steps)
+
+
+def bench_solver(recipe: Recipe, *, device: torch.device, console: Console) -> Findings:
+    """Kolmogorov steps per second, and their share of what the memory allows (`solver_floor_bytes`)."""
     dataset = recipe.dataset
     if not isinstance(dataset, KolmogorovDatasetConfig):
         raise ValueError(f"bench solver times Kolmogorov flow, got {dataset.name}; use `ergoflow bench lbm`")
     flow, substeps = dataset.flow, dataset.substeps
+    bandwidth = copy_bandwidth(device)
+    step = make_step(flow, substeps=substeps, device=device)
+    batches = (1, 16, 64, 220) if device.type == "cuda" else (1, 8)
     rows = []
-    for batch in (1, 16, 64, 220) if device.type == "cuda" else (1, 8):
-        state = initial_vorticity(flow, batch, seed=0, device=device)
-        step = make_step(flow, substeps=substeps, device=device)
-        seconds = _median_seconds(lambda step=step, state=state: step(state), device) / substeps  # type: ignore[misc]
-        rows.append(
-            {
-                "grid": "×".join(map(str, flow.grid)),
-                "batch": batch,
-                "ms per step": 1e3 * seconds,
-                "field-steps/s": batch / seconds,
-            }
-        )
-    return rows
+    with bar(console, "bench solver", len(batches), "rows") as advance:
+        for batch in batches:
+            state = initial_vorticity(flow, batch, seed=0, device=device)
+            seconds = median_seconds(lambda state=state: step(state), device) / substeps  # type: ignore[misc]
+            row = {"grid": with_crosses(flow.grid), "batch": batch, "ms per step": 1e3 * seconds}
+            row |= {"field-steps/s": batch / seconds, "copy TB/s": bandwidth / 1e12}
+            rows.append(row | {"share of floor": batch * solver_floor_bytes(flow.grid) / bandwidth / seconds})
+            advance()
+    return Findings(
+        rows, ["floor: the FFT passes of a step at the speed of a large copy; what stays in cache can be faster"]
+    )
 
 
-def _bench_lbm(recipe: Recipe, device: torch.device) -> list[dict[str, Any]]:
+def solver_floor_bytes(grid: tuple[int, int]) -> int:
+    """Bytes that one float32 Kolmogorov step of one field must move: those of its FFT passes.
+
+    A step is 5 Runge–Kutta stages of 4 real transforms. A two-dimensional transform passes over its data once per
+    axis; with a field of R = 4XY bytes and a half spectrum of S = 8X(Y/2 + 1) bytes the two passes move R + S and 2S.
+    Products, sums and linear terms are taken to happen within these passes, and tables to stay in cache:
+
+        bytes = 5 · 4 · (R + 3S).
+    """
+    field_bytes = 4 * grid[0] * grid[1]
+    spectrum_bytes = 8 * grid[0] * (grid[1] // 2 + 1)
+    return len(WEIGHTS) * TRANSFORMS_PER_STAGE * (field_bytes + 3 * spectrum_bytes)
+
+
+def bench_lbm(*, device: torch.device, console: Console) -> Findings:
     """Lattice updates per second with walls, force and eddies, and their share of what the memory allows.
 
     One call in the suite of a CPU is small; the numbers that count come from a GPU.
     """
-    bandwidth = _copy_bandwidth(device)
+    bandwidth = copy_bandwidth(device)
     boxes = ((512, 96, 96), (512, 192, 192), (1024, 192, 192)) if device.type == "cuda" else ((48, 32, 32),)
+    steps = 100 if device.type == "cuda" else 2
     rows = []
-    for box in boxes:
-        for storage, bytes_per_cell in FLOOR_BYTES.items():
-            flow = ChannelConfig(box=box, storage=storage)
-            state = initial_populations(flow, seed=0, device=device)
-            steps = 100 if device.type == "cuda" else 2
-            step = make_channel_step(flow, substeps=steps, device=device)
-            seconds = _median_seconds(lambda step=step, state=state: step(state), device) / steps  # type: ignore[misc]
-            rate = box[0] * box[1] * box[2] / seconds
-            row = {
-                "box": "×".join(map(str, box)),
-                "storage": storage,
-                "ms per step": 1e3 * seconds,
-                "GLUPS": rate / 1e9,
-            }
-            rows.append(row | {"copy TB/s": bandwidth / 1e12, "share of floor": rate * bytes_per_cell / bandwidth})
-            del state
-    return rows
+    with bar(console, "bench lbm", len(boxes) * len(FLOOR_BYTES), "rows") as advance:
+        for sides in boxes:
+            for storage, bytes_per_cell in FLOOR_BYTES.items():
+                flow = ChannelConfig(box=sides, storage=storage)
+                state = initial_populations(flow, seed=0, device=device)
+                step = make_channel_step(flow, substeps=steps, device=device)
+                seconds = median_seconds(lambda step=step, state=state: step(state), device) / steps  # type: ignore[misc]
+                rate = math.prod(sides) / seconds
+                row = {
+                    "box": with_crosses(sides),
+                    "storage": storage,
+                    "ms per step": 1e3 * seconds,
+                    "GLUPS": rate / 1e9,
+                }
+                row |= {"copy TB/s": bandwidth / 1e12, "share of floor": rate * bytes_per_cell / bandwidth}
+                rows.append(row)
+                del state
+                advance()
+    return Findings(rows)
 
 
-def _copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written, of a large copy."""
-    source = torch.randn(2**28 if device.type == "cuda" else 2**24, device=device)
-    target = torch.empty_like(source)
-    return 8 * source.numel() / _median_seconds(lambda: target.copy_(source), device)
+def bench_rollout(
+    recipe: Recipe, *, device: torch.device, console: Console, trajectories: int | None, steps: int | None
+) -> Findings:
+    """Steps per second of `ergoflow predict`: all test trajectories at once, float32, with streaming statistics.
 
-
-def _bench_training(recipe: Recipe, device: torch.device) -> list[dict[str, Any]]:
-    rows = []
-    for precision in ("fp32", "bf16"):
-        for batch in (1, 8, 32) if device.type == "cuda" else (1, recipe.training.batch_size):
-            try:
-                rows.append(_training_row(recipe, device, precision, batch))
-            except torch.OutOfMemoryError:
-                rows.append({"precision": precision, "batch": batch, "forward ms": "out of memory"})
-    return rows
-
-
-def _training_row(recipe: Recipe, device: torch.device, precision: str, batch: int) -> dict[str, Any]:
-    """Forward pass alone, and forward + backward + optimiser, in milliseconds per sample."""
+    Every timed step does the full work: the statistics are first filled with as many frames as they have lags.
+    (`predict` skips most of that work before its evaluation window, so the projection is an upper bound.) None means
+    the recipe's test trajectories, and 100 steps on a GPU or 5 on a CPU.
+    """
+    count = trajectories or recipe.dataset.count("test")
+    length = steps or (100 if device.type == "cuda" else 5)
+    facts = recipe_facts(recipe)
+    step = PhysicalStep(build_step(recipe, facts, seed=0), facts.normalizer).to(device).eval()
     generator = torch.Generator().manual_seed(0)
-    grid = recipe.dataset.grid
-    model = build_model(recipe.model, 1, 1, grid, generator=generator).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
-    state, target = (torch.randn(batch, 1, *grid, generator=generator).to(device) for _ in range(2))
-
-    def forward() -> torch.Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            prediction: torch.Tensor = model(state)
-        return prediction
-
-    def update() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        relative_l2_loss(forward().float(), target).backward()
-        optimizer.step()
-
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    state = torch.randn(count, len(facts.fields), *facts.grid, generator=generator).to(device)
+    statistics = _statistics(dataset_info(recipe), count, max_lag=recipe.evaluation.max_lag, device=device)
     with torch.inference_mode():
-        inference = _median_seconds(forward, device)
-    training = _median_seconds(update, device)
-    row = {
-        "precision": precision,
-        "batch": batch,
-        "forward ms": 1e3 * inference / batch,
-        "training ms": 1e3 * training / batch,
-    }
-    row["samples/s"] = batch / training
-    row["GB"] = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else 0.0
-    return row
+        model_seconds = median_seconds(lambda: step(state), device)
+        for _ in range(recipe.evaluation.max_lag + 1):
+            statistics.update(state)
+        with bar(console, f"bench rollout {recipe.name}", length, "steps") as advance:
+            synchronize(device)
+            started = time.perf_counter()
+            for frame in rollout(step, state, length):
+                statistics.update(frame)
+                advance()
+            synchronize(device)
+            seconds = (time.perf_counter() - started) / length
+    row = {"grid": with_crosses(facts.grid), "trajectories": count, "steps": length, "model ms": 1e3 * model_seconds}
+    row |= {"model + statistics ms": 1e3 * seconds, "steps/s": 1 / seconds}
+    row[f"s per {PROJECTED_STEPS} steps"] = PROJECTED_STEPS * seconds
+    return Findings([row], ["random weights, float32; storing frames and scoring are not included"])
 
 
-def _median_seconds(function: Callable[[], Any], device: torch.device) -> float:
-    times = []
-    for index in range(WARM_UP + REPEATS):
-        _synchronize(device)
-        started = time.perf_counter()
-        function()
-        _synchronize(device)
-        if index >= WARM_UP:
-            times.append(time.perf_counter() - started)
-    return statistics.median(times)
+def _statistics(info: DatasetInfo, count: int, *, max_lag: int, device: torch.device) -> TrajectoryStatistics:
+    """The statistics of `ergoflow predict` with random components: as large as fitted ones, and as dear."""
+    points = len(info.fields) * math.prod(info.grid)
+    generator = torch.Generator().manual_seed(0)
+    basis = PCABasis(
+        mean=torch.zeros(points, dtype=torch.float64),
+        components=torch.randn(BASIS_SIZE, points, generator=generator, dtype=torch.float64),
+        variances=torch.ones(BASIS_SIZE, dtype=torch.float64),
+    )
+    edges = np.linspace(-HISTOGRAM_SIGMAS, HISTOGRAM_SIGMAS, HISTOGRAM_BINS + 1)
+    yardstick = Yardstick(basis=basis, edges=np.tile(edges, (len(info.fields), 1)), limit=math.inf)
+    return new_statistics(info, yardstick, count, max_lag=max_lag, skip=0, device=device)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _print(findings: Findings, title: str, console: Console) -> None:
+    """A table of the rows, the value under `printed X` in brackets behind X, and the notes below."""
+    names = [name for name in findings.rows[0] if not name.startswith("printed ")]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    columns = []
+    for name in names:
+        column = [_cell(row[name], row.get(f"printed {name}")) for row in findings.rows]
+        # On a narrow screen headings are broken, and brackets go to the next line; numbers stay whole.
+        table.add_column(name, overflow="fold", min_width=max(len(word) for cell in column for word in cell.split()))
+        columns.append(column)
+    for cells in zip(*columns, strict=True):
+        table.add_row(*cells)
+    console.print(table, crop=False)
+    for note in findings.notes:
+        console.print(note, style="dim", highlight=False)
+
+
+def _cell(value: Any, printed: Any = None) -> str:
+    if printed is not None:
+        return f"{_cell(value)} ({_cell(printed)})"
+    if value is None:
+        return "–"
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -7,20 +7,28 @@ from pathlib import Path
 
 import numpy as np
 
+from ergoflow.pipeline.cells import list_cells, read_cell
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.report.html import render
 from ergoflow.report.runs import RunView
 
 
-def report(workspace: Workspace, *, title: str) -> Path:
-    """Write the page and return its path."""
-    folders = workspace.scored_runs()
-    if not folders:
+def report(workspace: Workspace, *, title: str, results: Path | None = None) -> Path:
+    """Write the page and return its path; cells of `results` join the runs below the root.
+
+    Where a run is there and in a cell, the run is shown: it has frames to play.
+    """
+    views = [_view(folder) for folder in workspace.scored_runs()]
+    here = {(view.name, view.seed) for view in views}
+    cells = [read_cell(path) for path in list_cells(results)] if results is not None else []
+    views += [cell for cell in cells if (cell.name, cell.seed) not in here]
+    if not views:
+        where = f" or in {results}" if results is not None else ""
         raise ValueError(
-            f"scored runs were expected below {workspace.root / 'runs'}, but there are none; "
+            f"scored runs were expected below {workspace.root / 'runs'}{where}, but there are none; "
             "run `ergoflow score RECIPE` first"
         )
-    return render([_view(folder) for folder in folders], workspace.report, title=title)
+    return render(views, workspace.report, title=title)
 
 
 def _view(folder: Path) -> RunView:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ergoflow.config import Recipe, load_recipe, to_dict
 from ergoflow.data.files import write_text_atomic
@@ -22,14 +23,20 @@ from ergoflow.data.store import DatasetInfo, TrajectoryStore
 from ergoflow.models.build import build_model
 from ergoflow.pipeline.workspace import Workspace, commit
 from ergoflow.training.checkpoint import load_weights
+from ergoflow.training.dissipation import DissipativeStep, state_norm
 from ergoflow.training.stepper import NormalizedStep, PhysicalStep
 
 RUN_FORMAT = 1
+# Neighbouring frames have nearly the same norm.
+RADIUS_STRIDE = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a model must know of its data."""
+    """What a model must know of its data.
+
+    `radius` is the largest norm of the normalised training states, where the recipe needs it (None elsewhere).
+    """
 
     fields: tuple[str, ...]
     grid: tuple[int, ...]
@@ -37,9 +44,12 @@ class RunFacts:
     periodic: tuple[bool, ...]
     step_seconds: float
     normalizer: Normalizer
+    radius: float | None = None
 
     @classmethod
-    def of(cls, info: DatasetInfo, normalizer: Normalizer, step_seconds: float) -> RunFacts:
+    def of(
+        cls, info: DatasetInfo, normalizer: Normalizer, step_seconds: float, *, radius: float | None = None
+    ) -> RunFacts:
         """The facts of a data set."""
         periodic = tuple(b == "PERIODIC" for b in info.boundaries)
         return cls(
@@ -49,6 +59,7 @@ class RunFacts:
             periodic=periodic,
             step_seconds=step_seconds,
             normalizer=normalizer,
+            radius=radius,
         )
 
 
@@ -98,7 +109,11 @@ def write_run(folder: Path, recipe: Recipe, facts: RunFacts) -> None:
         "length": facts.length,
         "periodic": facts.periodic,
     }
-    data |= {"step_seconds": facts.step_seconds, "normalizer": facts.normalizer.to_dict()}
+    data |= {
+        "step_seconds": facts.step_seconds,
+        "normalizer": facts.normalizer.to_dict(),
+        "radius": facts.radius,
+    }
     write_text_atomic(folder / "recipe.json", json.dumps(to_dict(recipe), indent=2) + "\n")
     write_text_atomic(folder / "run.json", json.dumps(data, indent=2) + "\n")
 
@@ -120,6 +135,7 @@ def read_facts(folder: Path) -> RunFacts:
         periodic=tuple(data["periodic"]),
         step_seconds=data["step_seconds"],
         normalizer=Normalizer.from_dict(data["normalizer"]),
+        radius=data.get("radius"),
     )
 
 
@@ -149,9 +165,31 @@ def load_run(folder: Path, *, device: torch.device | str = "cpu") -> PhysicalSte
         raise ValueError(
             f"a trained model was expected in {weights}, but there is none; run `ergoflow train` to its end"
         )
-    step = build_step(load_recipe(folder / "recipe.json"), facts, seed=0)
+    recipe = load_recipe(folder / "recipe.json")
+    step = build_step(recipe, facts, seed=0)
     load_weights(step.model, weights)
-    return PhysicalStep(step, facts.normalizer).to(device).eval()
+    return PhysicalStep(guarded(step, recipe, facts), facts.normalizer).to(device).eval()
+
+
+def guarded(step: NormalizedStep, recipe: Recipe, facts: RunFacts) -> nn.Module:
+    """The step as it is rolled out: dissipative far from the data if the task asks for it."""
+    if not recipe.task.guard:
+        return step
+    assert facts.radius is not None
+    inner, outer = recipe.objective.dissipativity_shell
+    scale = recipe.objective.dissipativity_scale
+    return DissipativeStep(step, inner * facts.radius, outer=outer / inner, scale=scale)
+
+
+def training_radius(store: TrajectoryStore, normalizer: Normalizer) -> float:
+    """The largest norm (root mean square) of the normalised training states, over every RADIUS_STRIDE-th frame."""
+    frames = store.num_frames("train")
+    return max(
+        float(
+            state_norm(normalizer.normalize(torch.from_numpy(store.read("train", j, 0, frames, RADIUS_STRIDE)))).max()
+        )
+        for j in range(store.count("train"))
+    )
 
 
 def rollout_info(info: DatasetInfo, recipe: Recipe) -> DatasetInfo:

@@ -29,6 +29,7 @@ from ergoflow.pipeline.runs import (
     normalizer_of,
     open_store,
     require_same_run,
+    training_radius,
     write_json,
     write_run,
 )
@@ -37,7 +38,8 @@ from ergoflow.training.checkpoint import WEIGHTS_FILE, save_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
 from ergoflow.training.loop import Validate
 from ergoflow.training.objectives import make_objective
-from ergoflow.training.stepper import NormalizedStep, NormalizedWindows, PhysicalStep
+from ergoflow.training.stepper import NormalizedStep, NormalizedWindows, PhysicalStep, Windows
+from ergoflow.training.symmetries import AugmentedWindows, flow_symmetries
 from ergoflow.training.trainer import Progress, TrainResult
 from ergoflow.training.trainer import train as fit
 
@@ -67,13 +69,15 @@ def train(
         # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
         context.largest(0.0)
         normalizer = normalizer_of(store, stride=recipe.task.stride)
-        facts = RunFacts.of(store.info, normalizer, recipe.step_seconds)
+        needs_radius = recipe.task.guard or recipe.objective.dissipativity_weight > 0
+        radius = training_radius(store, normalizer) if needs_radius else None
+        facts = RunFacts.of(store.info, normalizer, recipe.step_seconds, radius=radius)
         step = build_step(recipe, facts, seed=seed).to(context.device)
         if context.is_main:
             write_run(folder, recipe, facts)
         if any(p.requires_grad for p in step.parameters()):
             result = _fit(
-                recipe, store, step, normalizer, folder, seed=seed, context=context, console=console, resume=resume
+                recipe, store, step, facts, folder, seed=seed, context=context, console=console, resume=resume
             )
         else:
             result = _fill(step, store, normalizer, folder)
@@ -86,7 +90,7 @@ def _fit(
     recipe: Recipe,
     store: TrajectoryStore,
     step: NormalizedStep,
-    normalizer: Normalizer,
+    facts: RunFacts,
     folder: Path,
     *,
     seed: int,
@@ -95,6 +99,10 @@ def _fit(
     resume: bool,
 ) -> TrainResult:
     windows = _windows(recipe, store, seed=seed, context=context)
+    source: Windows = windows
+    if recipe.training.augment:
+        # Before normalisation: a component that changes sign must not have had its mean taken off.
+        source = AugmentedWindows(windows, flow_symmetries(store.info), seed=seed, context=context)
     total = recipe.training.total_steps(windows.sampler.batches_per_epoch) * recipe.training.batch_size
     if context.is_main:
         where = "on the device" if isinstance(windows, ResidentWindows) else "streamed from disk"
@@ -114,13 +122,19 @@ def _fit(
 
         return fit(
             step,
-            make_objective(recipe.objective, generator=torch.Generator(context.device).manual_seed(seed)),
-            NormalizedWindows(windows, normalizer),
+            make_objective(
+                recipe.objective,
+                generator=torch.Generator(context.device).manual_seed(seed),
+                radius=facts.radius,
+                periodic=facts.periodic,
+                length=facts.length,
+            ),
+            NormalizedWindows(source, facts.normalizer),
             config=recipe.training,
             folder=folder,
             seed=seed,
             resume=resume,
-            validate=_validator(recipe, store, normalizer, context.device),
+            validate=_validator(recipe, store, facts.normalizer, context.device),
             on_progress=on_progress,
             context=context,
         )

@@ -120,7 +120,7 @@ class Loop:
             group["lr"] = rate
         run.optimizer.zero_grad(set_to_none=True)
         with self._autocast():
-            total, parts = self._losses(batch)
+            total, parts = self._losses(batch, self.fraction)
         total.backward()
         if config.clip_norm is not None:
             nn.utils.clip_grad_norm_(run.model.parameters(), config.clip_norm)
@@ -227,6 +227,6 @@ class _ObjectiveModule(nn.Module):
         super().__init__()
         self.step, self._objective = step, objective
 
-    def forward(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        losses = self._objective(self.step, batch)
+    def forward(self, batch: Tensor, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        losses = self._objective(self.step, batch, progress)
         return losses.total, losses.parts

@@ -22,8 +22,8 @@ class TrainingConfig:
 
     `batch_size` is the global one, over all processes. `max_steps` and `max_minutes` end a run early, and
     None means no such limit; `clip_norm` None leaves gradients as they are, `ema_decay` None keeps no
-    averaged weights. `checkpoint_minutes` 0 writes after every step. `compile` hands the model to
-    torch.compile.
+    averaged weights. `augment` moves every window by a random exact symmetry of its flow.
+    `checkpoint_minutes` 0 writes after every step. `compile` hands the model to torch.compile.
     """
 
     epochs: int = 50
@@ -37,6 +37,7 @@ class TrainingConfig:
     warmup_steps: int = 0
     clip_norm: float | None = None
     ema_decay: float | None = None
+    augment: bool = False
     precision: Literal["fp32", "bf16"] = "fp32"
     max_steps: int | None = None
     max_minutes: float | None = None

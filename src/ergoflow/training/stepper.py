@@ -63,7 +63,7 @@ class PhysicalStep(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, step: NormalizedStep, normalizer: Normalizer) -> None:
+    def __init__(self, step: nn.Module, normalizer: Normalizer) -> None:
         super().__init__()
         self.step = step
         # Buffers, so that `.to(device)` moves the units together with the weights.
@@ -73,7 +73,8 @@ class PhysicalStep(nn.Module):
     def forward(self, state: Tensor) -> Tensor:
         """x' of shape (B, C, *grid)."""
         mean, std = _per_channel(self.mean, state), _per_channel(self.std, state)
-        return mean + std * self.step((state - mean) / std)
+        moved: Tensor = mean + std * self.step((state - mean) / std)
+        return moved
 
 
 class Windows(Protocol):

@@ -1,0 +1,209 @@
+"""How the benches measure, and what a training step costs.
+
+Times are medians after a warm-up, with the device synchronised around each call; memory is the allocator's peak, and
+memory that runs out is a result.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from ergoflow.config import ChannelDatasetConfig, Recipe
+from ergoflow.data.info import DatasetInfo
+from ergoflow.data.normalize import Normalizer
+from ergoflow.pipeline import simulate_channel, simulate_kolmogorov
+from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.runs import RunFacts, build_step
+from ergoflow.training.losses import relative_l2_loss
+from ergoflow.training.optimizers import make_optimizer
+
+WARM_UP = 3
+REPEATS = 10
+# Calls that take seconds are made less often: once this time is over, one for the warm-up and so many repeats will do.
+PATIENCE_SECONDS = 5.0
+FEWEST_REPEATS = 3
+PRECISIONS = ("fp32", "bf16")
+OUT_OF_MEMORY = "out of memory"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The rows of one bench, a column per key, and what a reader must know to read them."""
+
+    rows: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCost:
+    """Seconds and bytes of one batch; the words `out of memory` where it does not fit.
+
+    `forward_seconds` is a pass without autograd; `training_seconds` forward, backward and optimiser. The bytes are
+    the allocator's peaks of a forward pass *with* autograd and of a training step; None on a CPU, which keeps no
+    such count.
+    """
+
+    forward_seconds: float | str
+    training_seconds: float | str
+    forward_bytes: int | str | None
+    training_bytes: int | str | None
+
+
+def bench_training(
+    recipe: Recipe, *, device: torch.device, console: Console, precisions: Sequence[str], batch: int | None
+) -> Findings:
+    """Milliseconds per sample of the recipe's model, forward alone and in training; `batch` None tries several."""
+    facts = recipe_facts(recipe)
+    step = build_step(recipe, facts, seed=0).to(device)
+    usual = (1, 8, 32) if device.type == "cuda" else (1, recipe.training.batch_size)
+    batches = (batch,) if batch else usual
+    rows = []
+    with bar(console, "bench training", len(precisions) * len(batches), "rows") as advance:
+        for precision in precisions:
+            for size in batches:
+                shape = (size, len(facts.fields), *facts.grid)
+                cost = training_cost(step, shape, precision=precision, device=device)
+                seconds = cost.training_seconds
+                row = {"precision": precision, "batch": size, "forward ms": per_sample_ms(cost.forward_seconds, size)}
+                row |= {"training ms": per_sample_ms(seconds, size)}
+                row |= {"samples/s": OUT_OF_MEMORY if isinstance(seconds, str) else size / seconds}
+                rows.append(row | {"GB": in_units(cost.training_bytes, 1e9)})
+                advance()
+    return Findings(rows, ["milliseconds are per sample; GB is the GPU allocator's peak in a training step"])
+
+
+def training_cost(model: nn.Module, shape: tuple[int, ...], *, precision: str, device: torch.device) -> TrainingCost:
+    """What a model on `device` costs for batches of `shape` (B, C, *grid): forward alone, and trained by AdamW.
+
+    The loss is the relative L2 error against noise; the weights change, the cost does not depend on them.
+    """
+    generator = torch.Generator().manual_seed(0)
+    state, target = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
+    # Gradients of an earlier measurement would count as memory of this one.
+    model.zero_grad(set_to_none=True)
+    optimizer = make_optimizer("adamw", model.parameters(), learning_rate=1e-4, betas=(0.9, 0.999), weight_decay=0.0)
+
+    def forward() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            prediction: Tensor = model(state)
+        return prediction.float()
+
+    def inference() -> float:
+        with torch.inference_mode():
+            return median_seconds(forward, device)
+
+    def update() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        relative_l2_loss(forward(), target).backward()
+        optimizer.step()
+
+    # The peak of the forward pass comes first: the optimiser has no moments yet.
+    forward_bytes = within_memory(lambda: peak_bytes(forward, device))
+    forward_seconds = within_memory(inference)
+    training_seconds = within_memory(lambda: median_seconds(update, device))
+    training_bytes = within_memory(lambda: peak_bytes(update, device))
+    return TrainingCost(
+        forward_seconds=forward_seconds,
+        training_seconds=training_seconds,
+        forward_bytes=forward_bytes,
+        training_bytes=training_bytes,
+    )
+
+
+def within_memory(function: Callable[[], T]) -> T | str:
+    """The function's value, or `out of memory` where the device has too little: a result, not a crash."""
+    try:
+        return function()
+    except RuntimeError as error:
+        # The GPU's allocator has an error of its own; the CPU's can be told by its words alone.
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+    # Outside the except clause, whose traceback would keep the tensors of the failed call alive.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return OUT_OF_MEMORY
+
+
+def median_seconds(function: Callable[[], Any], device: torch.device) -> float:
+    """Median time of a call, the device synchronised around each, after a warm-up."""
+    warm_up, times = 0.0, list[float]()
+    for _ in range(WARM_UP):
+        warm_up += _seconds(function, device)
+        if warm_up > PATIENCE_SECONDS:
+            break
+    while len(times) < REPEATS and (len(times) < FEWEST_REPEATS or sum(times) < PATIENCE_SECONDS):
+        times.append(_seconds(function, device))
+    return statistics.median(times)
+
+
+def peak_bytes(function: Callable[[], Any], device: torch.device) -> int | None:
+    """Most bytes that the GPU's allocator held during a call, what was there before included; None on a CPU.
+
+    A CPU has no allocator to ask, and the function is not called.
+    """
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    function()
+    return torch.cuda.max_memory_allocated(device)
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second, read and written, of a large copy."""
+    source = torch.randn(2**28 if device.type == "cuda" else 2**24, device=device)
+    target = torch.empty_like(source)
+    return 8 * source.numel() / median_seconds(lambda: target.copy_(source), device)
+
+
+def dataset_info(recipe: Recipe) -> DatasetInfo:
+    """What the recipe's data set says of its fields, grid, domain and boundaries, whether it is made or not."""
+    if isinstance(recipe.dataset, ChannelDatasetConfig):
+        return simulate_channel._info(recipe.dataset, "test")
+    return simulate_kolmogorov._info(recipe.dataset, [])
+
+
+def recipe_facts(recipe: Recipe) -> RunFacts:
+    """What a model must know of the recipe's data, with a stand-in for the normalisation that only data give."""
+    info = dataset_info(recipe)
+    ones = torch.ones(len(info.fields))
+    # Increments a hundredth of the state: a random model then stays finite for the steps of a bench.
+    return RunFacts.of(info, Normalizer(mean=0 * ones, std=ones, std_delta=0.01 * ones), recipe.step_seconds)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device to finish what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def per_sample_ms(seconds: float | str, batch: int) -> float | str:
+    """Milliseconds per sample of a batch that took `seconds`; words stay words."""
+    return seconds if isinstance(seconds, str) else 1e3 * seconds / batch
+
+
+def in_units(amount: float | str | None, unit: float) -> float | str | None:
+    """The amount in units of `unit`; words and None stay what they are."""
+    return amount if amount is None or isinstance(amount, str) else amount / unit
+
+
+def with_crosses(sides: Sequence[int]) -> str:
+    """A grid or box in words, such as 256×256."""
+    return "×".join(map(str, sides))
+
+
+def _seconds(function: Callable[[], Any], device: torch.device) -> float:
+    synchronize(device)
+    started = time.perf_counter()
+    function()
+    synchronize(device)
+    return time.perf_counter() - started

@@ -1,0 +1,77 @@
+"""The catalogue: every data set, experiment and group of experiments that has a name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from ergoflow.config import DatasetConfig, Recipe, load_recipe, override
+from ergoflow.models.a3m import A3MConfig
+from ergoflow.recipes.datasets import datasets
+from ergoflow.recipes.experiments import SIGMAS, experiments, paper_models
+from ergoflow.recipes.small import small_experiments
+
+__all__ = ["catalogue", "collections", "datasets", "find_dataset", "find_recipe", "find_recipes", "paper_models"]
+
+# The rows of the paper's main tables, and what it left out.
+MAIN_ROWS = ("mno", "uno", "mwt", "factformer", "a3m", "a3m-common", "convnext")
+
+
+def catalogue() -> dict[str, Recipe]:
+    """Recipes by name."""
+    known = datasets()
+    return {recipe.name: recipe for recipe in [*small_experiments(known), *experiments(known)]}
+
+
+def collections() -> dict[str, tuple[str, ...]]:
+    """Groups of recipes that `ergoflow reproduce` knows by one name."""
+    variants = ("a3m", *(f"a3m-sigma{sigma}" for sigma in SIGMAS))
+    return {
+        "mini": tuple(recipe.name for recipe in small_experiments(datasets())),
+        "table1": tuple(f"kf256-coarse-{row}" for row in MAIN_ROWS),
+        "table1-transient": tuple(f"kf256-transient-{row}" for row in ("a3m", "factformer", "convnext")),
+        "table2": tuple(f"tcf192-{row}" for row in MAIN_ROWS),
+        "table3": tuple(f"kf128-{row}" for row in ("a3m-base", "a3m-free", "a3m", "a3m-exact")),
+        "table4": tuple(f"kf128-{row}" for row in variants),
+    }
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe called `name`, or stored in the file `name`."""
+    known = catalogue()
+    if name in known:
+        return known[name]
+    if name.endswith(".json") or "/" in name:
+        path = Path(name)
+        if not path.is_file():
+            raise ValueError(
+                f"a recipe file was expected at {name}, but there is none; check the path or run `ergoflow recipes`"
+            )
+        return load_recipe(path)
+    raise ValueError(f"unknown recipe {name!r}; {_hint(name, list(known))}")
+
+
+def find_recipes(names: Sequence[str]) -> list[Recipe]:
+    """The recipes of a list of names, each once; the name of a collection stands for its members."""
+    groups = collections()
+    members = [member for name in names for member in groups.get(name, (name,))]
+    return [find_recipe(name) for name in dict.fromkeys(members)]
+
+
+def find_dataset(name: str, assignments: Sequence[str]) -> DatasetConfig:
+    """The data set called `name` or used by the recipe `name`, with `dataset.…` assignments applied."""
+    known = datasets()
+    trimmed = name.removesuffix("-coarse")
+    if trimmed in known:
+        carrier = Recipe(name=name, dataset=known[trimmed], model=A3MConfig())
+    elif name.endswith(".json") or name in catalogue():
+        carrier = find_recipe(name)
+    else:
+        raise ValueError(f"unknown data set {name!r}; {_hint(name, list(known))}")
+    return override(carrier, assignments).dataset
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    return f"did you mean {' or '.join(near)}?" if near else "see `ergoflow recipes`"

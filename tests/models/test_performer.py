@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from ergoflow.models.performer import (
+    LinearAttention,
+    Performer,
+    PerformerConfig,
+    linear_attention,
+    orthogonal_gaussian,
+)
+
+SMALL = PerformerConfig(
+    dim=8,
+    latent=16,
+    depth=2,
+    heads=4,
+    head_dim=4,
+    features=12,
+    mlp_width=24,
+    sigma=1.0,
+    decoder_widths=(8, 8, 4),
+    decoder_kernels=(5, 3, 3),
+    groups=4,
+)
+GRIDS = [(13,), (9, 11), (5, 7, 6)]
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def small_model(grid, *, channels=2, periodic=None, seed=0, **changes):
+    periodic = periodic or (True,) * len(grid)
+    config = replace(SMALL, **changes)
+    return Performer(config, channels, channels, grid, periodic=periodic, generator=seeded(seed))
+
+
+def full_model(channels):
+    return Performer(PerformerConfig(), channels, channels, (256, 256), periodic=(True, True))
+
+
+def state(grid, *, batch=2, channels=2, seed=1, dtype=torch.float32):
+    return torch.randn(batch, channels, *grid, generator=seeded(seed), dtype=dtype)
+
+
+def queries_keys_values(points, dim, *, seed=2, scale=1.0):
+    q, k, v = torch.randn(3, 2, 3, points, dim, generator=seeded(seed), dtype=torch.float64)
+    return q * scale, k * scale, v
+
+
+def count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def relative(a, b):
+    return ((a - b).norm() / b.norm()).item()
+
+
+# Size
+
+
+def test_model_has_the_number_of_parameters_of_the_rebuttal():
+    model = full_model(3)
+    assert count(model) == 7_717_931
+    assert count(model.lift) == 512
+    assert [count(block) for block in model.blocks] == [1_855_234] * 4
+    assert count(model.blocks[0].position) == 16_512
+    assert count(model.blocks[0].attention) == 4 * 262_144
+    assert count(model.norm) == 256
+    assert count(model.expand) + count(model.operator) == 98_304
+    assert count(model.decoder) == 197_857 + 66
+
+
+def test_one_channel_has_322_parameters_less():
+    assert count(full_model(1)) == 7_717_931 - 322
+
+
+# Linear attention
+
+
+def test_linear_attention_is_the_dense_formula_with_the_same_features():
+    q, k, v = queries_keys_values(10, 6, scale=1.5)
+    projection = orthogonal_gaussian(16, 6, generator=seeded(3))
+
+    def features(x):
+        x = x / 6**0.25
+        return (x @ projection.T - x.square().sum(-1, keepdim=True) / 2).exp() / 4
+
+    matrix = features(q) @ features(k).mT
+    expected = matrix @ v / matrix.sum(-1, keepdim=True)
+    torch.testing.assert_close(linear_attention(q, k, v, projection), expected)
+
+
+def test_linear_attention_is_stable_where_the_features_overflow():
+    q, k, v = queries_keys_values(10, 6)
+    projection = orthogonal_gaussian(16, 6, generator=seeded(3))
+    for scale in (1e-3, 30.0, 300.0):
+        exact = linear_attention(scale * q, scale * k, v, projection)
+        single = linear_attention(*(x.float() for x in (scale * q, scale * k, v, projection)))
+        # A weighted mean of values, whatever the logits.
+        assert exact.isfinite().all()
+        assert (exact.abs().amax((2, 3)) <= v.abs().amax((2, 3)) * (1 + 1e-12)).all()
+        # Logits of order scale² carry an error of 2^-24 of themselves.
+        assert relative(single.double(), exact) < 1e-5 * max(1, scale**2)
+
+
+def test_gradient_of_linear_attention_is_that_of_the_formula():
+    q, k, v = (x.requires_grad_() for x in queries_keys_values(5, 3))
+    projection = orthogonal_gaussian(4, 3, generator=seeded(4))
+    torch.autograd.gradcheck(linear_attention, (q, k, v, projection))
+
+
+def test_equal_values_are_returned_unchanged():
+    q, k, v = queries_keys_values(10, 6)
+    same = v[:, :, :1].expand_as(v)
+    torch.testing.assert_close(linear_attention(q, k, same, orthogonal_gaussian(5, 6, generator=seeded(5))), same)
+
+
+def test_linear_attention_converges_to_softmax_attention_at_the_monte_carlo_rate():
+    """The relative variance of one feature is exp(|x + y|²) − 1, so the rate shows once m is far above that."""
+    q, k, v = queries_keys_values(12, 4, scale=0.3)
+    x, y = q / 4**0.25, k / 4**0.25
+    assert (x[:, :, :, None] + y[:, :, None]).square().sum(-1).max().exp() < 4
+    exact = F.scaled_dot_product_attention(q, k, v)
+    errors = []
+    for size in (64, 256, 1024, 4096):
+        projections = [orthogonal_gaussian(size, 4, generator=seeded(seed)) for seed in range(8)]
+        misses = [relative(linear_attention(q, k, v, projection), exact) for projection in projections]
+        errors.append(sum(misses) / len(misses))
+    rate = (torch.tensor(errors).log2().diff() / 2).mean().item()
+    assert rate == pytest.approx(-0.5, abs=0.1)
+    assert errors[-1] < 0.01
+
+
+def test_random_features_are_gaussian_and_orthogonal_in_blocks():
+    rows = orthogonal_gaussian(20, 8, generator=seeded(6))
+    for block in rows.split(8):
+        gram = block @ block.T
+        torch.testing.assert_close(gram, gram.diagonal().diag(), atol=1e-12, rtol=0)
+    assert rows[0] @ rows[8] != pytest.approx(0, abs=1e-3)
+    many = orthogonal_gaussian(40_000, 8, generator=seeded(7))
+    torch.testing.assert_close(many.mean(0), torch.zeros(8).double(), atol=0.02, rtol=0)
+    torch.testing.assert_close(many.T @ many / len(many), torch.eye(8).double(), atol=0.02, rtol=0)
+    # Chi with 8 degrees of freedom: the fourth moment of the length is 8·10.
+    assert many.norm(dim=1).pow(4).mean().item() == pytest.approx(80, rel=0.03)
+
+
+def test_features_estimate_the_exponential_kernel_without_bias():
+    x, y = torch.randn(2, 4, generator=seeded(8), dtype=torch.float64) * 0.5
+    w = orthogonal_gaussian(40_000, 4, generator=seeded(9))
+    estimate = (w @ (x + y) - (x.square().sum() + y.square().sum()) / 2).exp().mean()
+    assert estimate.item() == pytest.approx((x @ y).exp().item(), rel=0.02)
+
+
+def test_cost_is_linear_in_the_number_of_points():
+    attention = LinearAttention(8, heads=4, head_dim=4, features=12, generator=seeded(0))
+    work = []
+    for size in (16, 32):
+        with FlopCounterMode(display=False) as counter:
+            attention(torch.zeros(1, size, 16, 8))
+        work.append(counter.get_total_flops())
+    assert work[1] == 2 * work[0]
+
+
+# Shapes and borders
+
+
+def test_full_model_maps_the_grids_of_the_data_sets():
+    model = full_model(3)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for size in (128, 192, 256):
+            assert model(torch.empty(1, 3, size, size)).shape == (1, 3, size, size)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_one_model_runs_on_grids_of_any_size(grid):
+    model = small_model(grid)
+    for size in (grid, tuple(n + 3 for n in grid)):
+        assert model(state(size)).shape == (2, 2, *size)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 9), (2, 2, 9, 9, 9), (2, 3, 9, 9)])
+def test_states_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"must be \(B, 2, \*grid\) with 2 grid axes, got .*; build the model"):
+        small_model((9, 9))(torch.zeros(shape))
+
+
+def test_axes_without_a_word_on_periodicity_are_refused():
+    with pytest.raises(ValueError, match=r"one entry per axis of \(9, 9\), got \(True,\); give 2 entries"):
+        small_model((9, 9), periodic=(True,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": 0}, "features must be at least 1, got 0; choose"),
+        ({"mlp_width": 0}, "mlp_width must be at least 1, got 0; choose"),
+        ({"heads": 0}, "heads must be at least 1, got 0; choose"),
+        ({"dim": 7}, "dim must be even .*, got 7; choose 8"),
+        ({"operator": "unitary"}, "operator must be one of .*, got 'unitary'; choose"),
+        ({"latent": 18}, "latent must be a multiple of groups = 4, got 18; change"),
+        ({"decoder_kernels": (5, 4, 3)}, "odd and positive, got 4; choose 5"),
+    ],
+)
+def test_impossible_configurations_are_refused_in_one_line(changes, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        replace(SMALL, **changes)
+    assert "\n" not in str(caught.value)
+
+
+# Symmetries
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_without_positions_the_encoder_commutes_with_permutations_of_the_points(grid):
+    model = small_model(grid, sigma=0.0).double()
+    z = state(grid, dtype=torch.float64)
+    order = torch.randperm(z[0, 0].numel(), generator=seeded(10))
+    shuffled = z.flatten(2)[..., order].unflatten(2, grid)
+    expected = model.encode(z).flatten(1, -2)[:, order].unflatten(1, grid)
+    torch.testing.assert_close(model.encode(shuffled), expected)
+
+
+def test_positions_break_permutations():
+    model = small_model((9, 11)).double()
+    z = state((9, 11), dtype=torch.float64)
+    assert relative(model.encode(z.roll(3, 2)), model.encode(z).roll(3, 1)) > 1e-2
+
+
+@pytest.mark.parametrize("wall_padding", ["replicate", "zeros"])
+def test_walls_break_translations_across_them_only(wall_padding):
+    model = small_model((9, 11), periodic=(True, False), sigma=0.0, wall_padding=wall_padding).double()
+    z = state((9, 11), dtype=torch.float64)
+    torch.testing.assert_close(model(z.roll(4, 2)), model(z).roll(4, 2))
+    assert relative(model(z.roll(4, 3)), model(z).roll(4, 3)) > 1e-3
+
+
+def test_block_is_the_written_chain():
+    block = small_model((9, 11)).double().blocks[0]
+    with torch.no_grad():
+        block.attention_gate.fill_(0.7)
+        block.mlp_gate.fill_(-0.4)
+    x = torch.randn(2, 9, 11, 8, generator=seeded(11), dtype=torch.float64)
+    attention = block.attention
+    y = x + block.position((9, 11))
+    points = F.layer_norm(y, (8,)).reshape(2, 99, 8)
+    q, k, v = (
+        (points @ layer.weight.T).reshape(2, 99, 4, 4).permute(0, 2, 1, 3)
+        for layer in (attention.query, attention.key, attention.value)
+    )
+    mixed = linear_attention(q, k, v, attention.projection).permute(0, 2, 1, 3).reshape(2, 99, 16)
+    y = y + 0.7 * (mixed @ attention.merge.weight.T).reshape(x.shape)
+    hidden = F.gelu(F.linear(F.layer_norm(y, (8,)), block.widen.weight, block.widen.bias))
+    torch.testing.assert_close(block(x), y - 0.4 * F.linear(hidden, block.narrow.weight, block.narrow.bias))
+
+
+def test_samples_of_a_batch_do_not_see_each_other():
+    model = small_model((9, 11)).double()
+    z = state((9, 11), batch=3, dtype=torch.float64)
+    torch.testing.assert_close(model(z)[1:2], model(z[1:2]))
+
+
+# Training, reproducibility, precision
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_every_parameter_receives_a_gradient(grid):
+    model = small_model(grid)
+    (model(state(grid)) - state(grid, seed=2)).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        # Every row of a matrix moves, not only some heads or channels.
+        rows = parameter.grad.flatten(1) if parameter.ndim > 1 else parameter.grad.reshape(1, -1)
+        assert rows.abs().amax(1).min() > 0, name
+
+
+def test_equal_seeds_give_equal_models_and_leave_the_global_generator_alone():
+    before = torch.random.get_rng_state()
+    first, second, other = (small_model((8, 8), seed=seed).state_dict() for seed in (3, 3, 4))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    constant = {name for name in first if torch.equal(first[name], other[name])}
+    assert all("norm." in name or "gate" in name for name in constant)
+
+
+def test_blocks_have_features_of_their_own():
+    first, second = (block.attention.projection for block in small_model((8, 8)).blocks)
+    assert not torch.equal(first, second)
+
+
+def test_saved_weights_restore_the_function():
+    model, fresh = (small_model((9, 11), seed=seed) for seed in (0, 1))
+    z = state((9, 11))
+    assert not torch.allclose(model(z), fresh(z))
+    fresh.load_state_dict(model.state_dict())
+    torch.testing.assert_close(fresh(z), model(z), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_bfloat16_autocast_stays_close_to_float32(grid):
+    model = small_model(grid, sigma=8.0)
+    z = state(grid)
+    with torch.no_grad():
+        expected = model(z)
+        with torch.autocast("cpu", torch.bfloat16):
+            result = model(z)
+    assert relative(result.float(), expected) < 0.02
+
+
+def test_softmaxes_stay_in_float32_under_autocast():
+    """Logits near 300 rounded to bfloat16 would be off by one and the weights by a factor of e."""
+    q, k, v = (x.float() for x in queries_keys_values(10, 6))
+    projection = orthogonal_gaussian(16, 6, generator=seeded(3)).float()
+    expected = linear_attention(12 * q, 12 * k, v, projection)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = linear_attention(12 * q, 12 * k, v, projection)
+    assert relative(result.float(), expected) < 0.01
+
+
+def test_bfloat16_autocast_gives_finite_float32_gradients():
+    model = small_model((9, 11))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(state((9, 11)))
+    output.float().square().mean().backward()
+    for parameter in model.parameters():
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.isfinite().all()
+
+
+def test_model_compiles_into_one_graph():
+    model = small_model((9, 11))
+    z = state((9, 11))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(z), model(z))
