@@ -297,7 +297,7 @@ def test_the_command_prints_our_numbers_beside_the_papers(
 ) -> None:
     monkeypatch.setattr(table, "LARGEST_TIMED_ON_CPU", 0)
     monkeypatch.setattr(table, "GRIDS", (256,))
-    monkeypatch.setattr(table, "paper_models", lambda: {"a3m": A3MConfig()})
+    monkeypatch.setattr(table, "full_size_models", lambda: {"a3m": A3MConfig()})
     code, out, _ = run(monkeypatch, capsys, "models", "--precision", "fp32", "--device", "cpu")
     assert code == 0
     assert "7,325,665 (7,325,665)" in out

@@ -37,7 +37,7 @@ from ergoflow.models.build import build_model
 from ergoflow.pipeline.bench_timing import Findings, in_units, per_sample_ms, training_cost, with_crosses
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.runs import RunFacts
-from ergoflow.recipes import paper_models
+from ergoflow.recipes import full_size_models
 from ergoflow.report.published import COST_BY_GRID, COST_BY_MODEL
 
 GRIDS = (32, 64, 128, 256)
@@ -102,7 +102,7 @@ def paper_cases(grids: Sequence[int] | None, *, device: torch.device) -> list[Ca
     largest = math.inf if grids or device.type == "cuda" else LARGEST_TIMED_ON_CPU
     return [
         Case(name=name, config=config, channels=1, grid=(n, n), periodic=(True, True), timed=n <= largest)
-        for name, config in paper_models().items()
+        for name, config in full_size_models().items()
         for n in grids or GRIDS
     ]
 
@@ -179,7 +179,7 @@ def printed_costs(case: Case, *, precision: str, batch: int) -> dict[str, float]
     """What the paper prints for a case, by column of its tables; nothing where it prints nothing."""
     if (case.channels, precision, batch) != (1, "fp32", 1):
         return {}
-    names = [PRINTED_NAMES.get(name) for name, config in paper_models().items() if config == case.config]
+    names = [PRINTED_NAMES.get(name) for name, config in full_size_models().items() if config == case.config]
     table, label = COST_BY_MODEL, names[0] if names and case.grid == PRINTED_GRID else None
     if label is None and names == [PRINTED_NAMES["a3m"]]:
         table, label = COST_BY_GRID, with_crosses(case.grid)

@@ -15,6 +15,7 @@ from ergoflow.metrics import StatisticsResult, dns_profiles, wall_profiles
 from ergoflow.metrics.dns import REYNOLDS_TAU
 from ergoflow.metrics.result import correlation, histogram, mean_spectrum, tke_map
 from ergoflow.models.a3m import A3M
+from ergoflow.models.operator import LatentOperator
 from ergoflow.pipeline.exponents import Exponents
 from ergoflow.pipeline.reference import Reference
 from ergoflow.pipeline.runs import load_run
@@ -162,16 +163,17 @@ def _operator(folder: Path, store: TrajectoryStore) -> dict[str, np.ndarray]:
     """Eigenvalues and singular values of G and the first block's attention kernels, where the model has them."""
     step = load_run(folder)
     model = step.step.model
-    if not isinstance(model, A3M):
-        return {}
-    state = torch.from_numpy(store.read("test", SHOWN, 0, 1))
-    with torch.inference_mode():
-        matrix = model.operator.matrix.double()
-        kernels = model.attention_kernels((state - step.mean[:, None, None]) / step.std[:, None, None])[0]
-    arrays = {
-        "operator/eigenvalues": torch.linalg.eigvals(matrix).numpy(),
-        "operator/singular_values": torch.linalg.svdvals(matrix).numpy(),
-    }
-    return arrays | {
-        f"attention/{axis}": kernel[0].numpy() for axis, kernel in zip(store.info.axes, kernels, strict=True)
-    }
+    arrays: dict[str, np.ndarray] = {}
+    operator = getattr(model, "operator", None)
+    if isinstance(operator, LatentOperator):
+        matrix = operator.matrix.detach().double()
+        arrays["operator/eigenvalues"] = torch.linalg.eigvals(matrix).numpy()
+        arrays["operator/singular_values"] = torch.linalg.svdvals(matrix).numpy()
+    if isinstance(model, A3M):
+        state = torch.from_numpy(store.read("test", SHOWN, 0, 1))
+        with torch.inference_mode():
+            kernels = model.attention_kernels((state - step.mean[:, None, None]) / step.std[:, None, None])[0]
+        arrays |= {
+            f"attention/{axis}": kernel[0].numpy() for axis, kernel in zip(store.info.axes, kernels, strict=True)
+        }
+    return arrays

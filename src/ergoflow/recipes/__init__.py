@@ -9,13 +9,13 @@ from pathlib import Path
 from ergoflow.config import DatasetConfig, Recipe, load_recipe, override
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.recipes.datasets import datasets
-from ergoflow.recipes.experiments import SIGMAS, experiments, paper_models
+from ergoflow.recipes.experiments import SIGMAS, experiments, full_size_models
 from ergoflow.recipes.small import small_experiments
 
-__all__ = ["catalogue", "collections", "datasets", "find_dataset", "find_recipe", "find_recipes", "paper_models"]
+__all__ = ["catalogue", "collections", "datasets", "find_dataset", "find_recipe", "find_recipes", "full_size_models"]
 
-# The rows of the paper's main tables, and what it left out.
-MAIN_ROWS = ("mno", "uno", "mwt", "factformer", "a3m", "a3m-common", "convnext")
+# The rows of the paper's main tables, what it left out, and our own.
+MAIN_ROWS = ("mno", "uno", "mwt", "factformer", "a3m", "a3m-common", "convnext", "ergoformer")
 
 
 def catalogue() -> dict[str, Recipe]:

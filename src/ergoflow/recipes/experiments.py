@@ -1,4 +1,4 @@
-"""The experiments at the paper's size: every model with the training of its authors, and with a common one.
+"""The experiments at full size: every model with the training of its authors, and with a common one.
 
 A name is `<task>-<model>`, where a task is a data set or, with `-coarse`, the same trajectories with one model step of
 five frames (0.1 s): the task on which persistence scores what the paper's tables say. `-common` behind a name is the
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ergoflow.config import DatasetConfig, ModelConfig, Recipe, TaskConfig
+from ergoflow.config import DatasetConfig, KolmogorovDatasetConfig, ModelConfig, Recipe, TaskConfig
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.models.convnext import ConvNeXtConfig
+from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.models.factformer import FactFormerConfig
 from ergoflow.models.mno import MNOConfig
 from ergoflow.models.mwt import MWTConfig
@@ -28,8 +29,8 @@ SIGMAS = (1, 4, 16, 32)
 TASKS = ("kf128", "kf128-coarse", "kf256", "kf256-coarse", "kf256-transient", "tcf96", "tcf192")
 
 
-def paper_models() -> dict[str, ModelConfig]:
-    """Every learned model at the configuration whose cost the paper prints, by name."""
+def full_size_models() -> dict[str, ModelConfig]:
+    """Every learned model by name; those of the paper at the configuration whose cost it prints."""
     return {
         "a3m": A3MConfig(),
         "mno": MNOConfig(),
@@ -38,6 +39,7 @@ def paper_models() -> dict[str, ModelConfig]:
         "factformer": FactFormerConfig(),
         "performer": PerformerConfig(),
         "convnext": ConvNeXtConfig(),
+        "ergoformer": ErgoformerConfig(),
     }
 
 
@@ -47,30 +49,37 @@ def trivial_models() -> dict[str, ModelConfig]:
 
 
 def experiments(known: dict[str, DatasetConfig]) -> list[Recipe]:
-    """All recipes at the paper's size."""
+    """All recipes at full size."""
     recipes = []
     for task in TASKS:
         dataset, stride = known[task.removesuffix("-coarse")], COARSE_STRIDE if task.endswith("-coarse") else 1
-        for name, model in (paper_models() | trivial_models()).items():
-            if isinstance(model, A3MConfig | FactFormerConfig) and task.startswith("kf128"):
-                model = dataclasses.replace(model, heads=KF128_HEADS)
+        for name, model in (full_size_models() | trivial_models()).items():
             recipe = Recipe(
                 name=f"{task}-{name}",
                 dataset=dataset,
                 task=TaskConfig(stride=stride, guard=name == "mno"),
-                model=model,
+                model=fitted(model, dataset),
                 objective=own_objective(name),
                 training=own_training(name),
             )
-            if name in trivial_models():
-                recipes.append(recipe)
+            if name == "ergoformer":
+                recipes.append(ergoformer(recipe))
             elif name == "convnext":
                 # It has no authors here: what a practitioner would do is its own training.
                 recipes.append(dataclasses.replace(common(recipe), name=recipe.name))
             else:
-                recipes += [recipe, common(recipe)]
+                recipes += [recipe] if name in trivial_models() else [recipe, common(recipe)]
     by_name = {recipe.name: recipe for recipe in recipes}
     return recipes + variants(by_name["kf128-a3m"])
+
+
+def fitted(model: ModelConfig, dataset: DatasetConfig) -> ModelConfig:
+    """The model as its data want it: the paper's heads, and a velocity only where there is one vorticity."""
+    if isinstance(model, A3MConfig | FactFormerConfig) and dataset.name == "kf128":
+        return dataclasses.replace(model, heads=KF128_HEADS)
+    if isinstance(model, ErgoformerConfig):
+        return dataclasses.replace(model, velocity=isinstance(dataset, KolmogorovDatasetConfig))
+    return model
 
 
 def variants(recipe: Recipe) -> list[Recipe]:
@@ -146,4 +155,14 @@ def common(recipe: Recipe) -> Recipe:
         task=dataclasses.replace(recipe.task, predict="increment", guard=False),
         objective=ObjectiveConfig(unitary_weight=recipe.objective.unitary_weight),
         training=common_training(),
+    )
+
+
+def ergoformer(recipe: Recipe) -> Recipe:
+    """Our model under the common training, with augmentation by symmetries and, at the end, unrolled steps."""
+    return dataclasses.replace(
+        recipe,
+        task=dataclasses.replace(recipe.task, predict="increment"),
+        objective=ObjectiveConfig(unitary_weight=0.0, unroll=4, unroll_from=0.7),
+        training=dataclasses.replace(common_training(), augment=True),
     )

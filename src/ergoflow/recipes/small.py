@@ -11,12 +11,13 @@ import dataclasses
 from ergoflow.config import DatasetConfig, EvaluationConfig, ModelConfig, Recipe, TaskConfig
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.models.convnext import ConvNeXtConfig
+from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.models.factformer import FactFormerConfig
 from ergoflow.models.mno import MNOConfig
 from ergoflow.models.mwt import MWTConfig
 from ergoflow.models.performer import PerformerConfig
 from ergoflow.models.uno import UNOConfig
-from ergoflow.recipes.experiments import own_objective, trivial_models
+from ergoflow.recipes.experiments import fitted, own_objective, trivial_models
 from ergoflow.training.trainer import TrainingConfig
 
 SECONDS = 15.0
@@ -45,6 +46,7 @@ def small_models() -> dict[str, ModelConfig]:
             groups=2,
         ),
         "convnext": ConvNeXtConfig(widths=(16, 32, 48), blocks=(1, 1, 2, 1, 1)),
+        "ergoformer": ErgoformerConfig(unet=ConvNeXtConfig(widths=(16, 32, 48), blocks=(1, 1, 2, 1, 1)), frequencies=4),
     }
 
 
@@ -72,7 +74,7 @@ def small_experiments(known: dict[str, DatasetConfig]) -> list[Recipe]:
                 name=f"{flow}-{name}",
                 dataset=known[flow],
                 task=TaskConfig(guard=name == "mno"),
-                model=model,
+                model=fitted(model, known[flow]),
                 objective=own_objective(name),
             )
             keeps_its_length = name == "a3m"
