@@ -227,13 +227,23 @@ def report(
     results: Annotated[
         Path | None, typer.Option("--results", help="Also show the cells that `reproduce` wrote into this folder.")
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--document", help="Also write the paper's tables beside those of --results as Markdown."),
+    ] = None,
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "ergoflow report",
 ) -> None:
     """Write one self-contained page about every scored run below the root."""
+    from ergoflow.pipeline.report import document
     from ergoflow.pipeline.report import report as run
 
+    if file is not None and results is None:
+        raise ValueError("--document is made of cells, got no folder of them; name one with --results")
     console = _console()
     console.print(f"report: {run(_workspace(root), title=title, results=results)}")
+    if file is not None and results is not None:
+        document(results, file)
+        console.print(f"tables: {file}")
 
 
 @app.command()

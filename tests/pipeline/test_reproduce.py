@@ -16,7 +16,7 @@ from rich.console import Console
 from ergoflow.config import Recipe, override
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
 from ergoflow.pipeline.cells import cell_path, is_done, list_cells, read_cell, thin
-from ergoflow.pipeline.report import report
+from ergoflow.pipeline.report import BEGIN, END, document, report
 from ergoflow.pipeline.reproduce import Budget, print_plan, reproduce
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import find_recipe
@@ -89,6 +89,26 @@ def test_report_is_built_again_from_the_cells_alone(space: Workspace, tmp_path: 
         assert name in page
     here = json.loads((space.root / "runs" / "kf64-a3m" / "seed0" / "scores.json").read_text())
     assert read_cell(cell_path(tmp_path / "results", "kf64-a3m", 0)).scores == here
+
+
+def test_tables_are_written_between_the_marks_and_nowhere_else(space: Workspace, tmp_path: Path) -> None:
+    results, page = space.root / "results", tmp_path / "page.md"
+    page.write_text(f"# Ours\n\n{BEGIN}\nold\n{END}\n\nLast words.\n")
+    document(results, page)
+    text = page.read_text()
+    assert text.startswith("# Ours\n\n<!--")
+    assert text.endswith("<!-- end -->\n\nLast words.\n")
+    assert "old" not in text
+    assert "| Table 1 | on KF256" in text
+    document(results, page)
+    assert page.read_text() == text
+    document(results, tmp_path / "new.md")
+    assert "## Claims" in (tmp_path / "new.md").read_text()
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="must hold the lines"):
+        document(results, page)
+    with pytest.raises(ValueError, match="cells were expected"):
+        document(tmp_path / "nothing", page)
 
 
 def test_a_finished_cell_is_not_made_again_not_even_without_data(space: Workspace, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -57,25 +57,43 @@ def crank_nicolson_rk4(equation: Equation, dt: float) -> Step:
     return step
 
 
-def crank_nicolson_rk4_diagonal(explicit_terms: Callable[[Tensor], Tensor], linear: Tensor, dt: float) -> Step:
-    """Return the step of `crank_nicolson_rk4` for a diagonal L, with every factor worked out beforehand.
+class DiagonalStage(NamedTuple):
+    """One stage of `crank_nicolson_rk4` for a diagonal L: h ← N(u) + memory·h, then u ← keep·u + gain·h."""
 
-    A stage is then u ← a[k]·u + b[k]·h with a = (1 + μL)/(1 − μL) and b = γ·dt/(1 − μL), two passes over
-    memory instead of five. `linear` is the diagonal of L, real or of the state's dtype, broadcastable to the
-    state; `explicit_terms` must return a fresh tensor, which this step overwrites.
+    memory: float
+    keep: Tensor
+    gain: Tensor
+
+
+def diagonal_stages(linear: Tensor, dt: float) -> tuple[DiagonalStage, ...]:
+    """Return the five stages, with keep = (1 + μL)/(1 − μL) and gain = γ·dt/(1 − μL) worked out in double precision.
+
+    `linear` is the diagonal of L; the factors have its dtype.
     """
     _check_step_size(dt)
     exact = linear.to(torch.complex128 if linear.is_complex() else torch.float64)
-    inverses = [1 / (1 - half * exact) for half in _half_stages(dt)]
-    keep = [((1 + half * exact) * inverse).to(linear) for half, inverse in zip(_half_stages(dt), inverses, strict=True)]
-    gain = [(gamma * dt * inverse).to(linear) for gamma, inverse in zip(WEIGHTS, inverses, strict=True)]
+    stages = []
+    for half, beta, gamma in zip(_half_stages(dt), MEMORY, WEIGHTS, strict=True):
+        inverse = 1 / (1 - half * exact)
+        stages.append(DiagonalStage(beta, ((1 + half * exact) * inverse).to(linear), (gamma * dt * inverse).to(linear)))
+    return tuple(stages)
+
+
+def crank_nicolson_rk4_diagonal(explicit_terms: Callable[[Tensor], Tensor], linear: Tensor, dt: float) -> Step:
+    """Return the step of `crank_nicolson_rk4` for a diagonal L, with every factor worked out beforehand.
+
+    A stage is then u ← keep·u + gain·h, two passes over memory instead of five. `linear` is the diagonal of L,
+    real or of the state's dtype, broadcastable to the state; `explicit_terms` must return a fresh tensor, which
+    this step overwrites.
+    """
+    first, *others = diagonal_stages(linear, dt)
 
     def step(state: Tensor) -> Tensor:
         memory = explicit_terms(state)
-        state = (keep[0] * state).addcmul_(gain[0], memory)
-        for beta, kept, gained in zip(MEMORY[1:], keep[1:], gain[1:], strict=True):
-            memory = explicit_terms(state).add_(memory, alpha=beta)
-            state = state.mul_(kept).addcmul_(gained, memory)
+        state = (first.keep * state).addcmul_(first.gain, memory)
+        for stage in others:
+            memory = explicit_terms(state).add_(memory, alpha=stage.memory)
+            state = state.mul_(stage.keep).addcmul_(stage.gain, memory)
         return state
 
     return step
