@@ -12,7 +12,11 @@ __version__ = "0.1.0"
 
 
 def load(run: str | Path, *, device: str = "cpu") -> PhysicalStep:
-    """The trained model of a run folder as a step on physical states (B, C, *grid), ready for `rollout`."""
+    """A trained model as a step on physical states (B, C, *grid), ready for `rollout`.
+
+    `run` is a run folder, or the name of a model that comes with the package.
+    """
+    from ergoflow.pipeline.pretrained import find_model
     from ergoflow.pipeline.runs import load_run
 
-    return load_run(Path(run), device=device)
+    return load_run(find_model(run), device=device)

@@ -247,6 +247,24 @@ def report(
 
 
 @app.command()
+def export(
+    name: RecipeArgument = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Folder to write; default ROOT/models/RECIPE.")
+    ] = None,
+    recipe: RecipeOption = None,
+    root: RootOption = Path(),
+    seed: SeedOption = 0,
+) -> None:
+    """Write a scored model small enough to share: weights in half precision, its recipe, units and scores."""
+    from ergoflow.pipeline.pretrained import export_model
+
+    chosen, place = find_recipe(_one(name, recipe)).name, _workspace(root)
+    path = export_model(place.run(chosen, seed), place.root / "models" / chosen if output is None else output)
+    _console().print(f"model: {path} ({path.stat().st_size / 1e6:.1f} MB); ergoflow.load({str(path.parent)!r})")
+
+
+@app.command()
 def verify(
     what: Annotated[str, typer.Argument(help="A data set folder, or the name of a channel such as tcf96.")],
     settings: SetOption = None,

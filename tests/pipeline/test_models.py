@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 import ergoflow
 from ergoflow.config import Recipe, override
 from ergoflow.data.store import TrajectoryStore
+from ergoflow.pipeline import pretrained
 from ergoflow.pipeline.cells import list_cells
+from ergoflow.pipeline.pretrained import export_model
 from ergoflow.pipeline.reproduce import reproduce, run_one
-from ergoflow.pipeline.runs import read_facts
+from ergoflow.pipeline.runs import is_trained, read_facts
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import catalogue, collections, datasets, find_recipe, find_recipes, full_size_models
@@ -115,6 +117,38 @@ def test_weights_of_another_model_are_refused_with_the_reason(space: Workspace) 
             ergoflow.load(ours)
     finally:
         (ours / "model.safetensors").write_bytes(kept)
+
+
+def test_an_exported_model_is_half_as_large_and_forecasts_the_same(space: Workspace, tmp_path: Path) -> None:
+    folder = run_one(tiny("uno"), space, seed=0, device=CPU, console=Console(quiet=True))
+    weights = export_model(folder, tmp_path / "uno")
+    real = [w for w in load_file(weights).values() if not w.is_complex()]
+    assert {w.dtype for w in real} == {torch.float16}
+    state = torch.from_numpy(TrajectoryStore(space.dataset("kf64")).read("test", 0, 0, 3))
+    with torch.inference_mode():
+        ours, theirs = ergoflow.load(folder)(state), ergoflow.load(tmp_path / "uno")(state)
+    assert ours.dtype == theirs.dtype == torch.float32
+    assert float((ours - theirs).norm() / ours.norm()) < 2e-3
+    assert not torch.equal(ours, theirs)
+    with pytest.raises(ValueError, match="train and score it first"):
+        export_model(tmp_path, tmp_path / "none")
+
+
+def test_a_shipped_model_is_found_by_name_and_takes_the_place_of_a_training(
+    space: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_one(tiny("convnext"), space, seed=0, device=CPU, console=Console(quiet=True))
+    monkeypatch.setattr(pretrained, "SHELF", tmp_path)
+    with pytest.raises(ValueError, match="none is shipped"):
+        ergoflow.load("kf64-convnext")
+    export_model(folder, tmp_path / "kf64-convnext")
+    assert list(pretrained.pretrained_models()) == ["kf64-convnext"]
+    assert ergoflow.load("kf64-convnext").step.model is not None
+    elsewhere = Workspace(tmp_path / "root")
+    installed = pretrained.install("kf64-convnext", elsewhere, seed=0)
+    assert is_trained(installed)
+    (installed / "recipe.json").write_text("mine")
+    assert (pretrained.install("kf64-convnext", elsewhere, seed=0) / "recipe.json").read_text() == "mine"
 
 
 def test_every_task_has_every_model() -> None:
