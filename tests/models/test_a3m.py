@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ergoflow.models import A3MConfig, build_model
+from ergoflow.ops.choice import use_impl
 
 SMALL = A3MConfig(
     dim=8,
@@ -258,6 +259,39 @@ def test_model_can_fit_one_step_of_a_travelling_wave():
     assert sum(losses[-5:]) / 5 < 0.03
 
 
+# Fast operators
+
+
+@pytest.mark.parametrize("wall_padding", ["replicate", "zeros"])
+@pytest.mark.parametrize("pooling", [("mean", "max", "min"), ("mean",), ("min", "max")])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_fast_model_is_the_written_one(grid, pooling, wall_padding, monkeypatch):
+    """Pooling by places, folded head norm, merged linear maps and convolution in Fourier space change no digit."""
+    periodic = (True,) * (len(grid) - 1) + (len(grid) == 1,)
+    model = small_model(grid, periodic=periodic, pooling=pooling, wall_padding=wall_padding).double()
+    monkeypatch.setattr("ergoflow.ops.conv.DIRECT_TAPS", 2)
+    z = state(grid, dtype=torch.float64).requires_grad_()
+    results = []
+    for impl in ("auto", "reference"):
+        with use_impl(impl):
+            output = model(z)
+        gradients = torch.autograd.grad(output.square().sum(), [z, *model.parameters()])
+        results.append([output, *gradients])
+    for fast, written in zip(*results, strict=True):
+        torch.testing.assert_close(fast, written, rtol=1e-8, atol=1e-10 * written.abs().max().item())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("grid", GRIDS)
+def test_forward_mode_derivative_is_the_finite_difference(grid):
+    model = small_model(grid, decoder_kernels=(7, 3, 3)).double()
+    z, direction = state(grid, dtype=torch.float64), state(grid, seed=4, dtype=torch.float64)
+    with torch.no_grad():
+        _, tangent = torch.func.jvp(model, (z,), (direction,))
+        difference = (model(z + 1e-6 * direction) - model(z - 1e-6 * direction)) / 2e-6
+    assert relative(tangent, difference) < 1e-6
+
+
 # Reproducibility
 
 
@@ -321,11 +355,18 @@ def test_bfloat16_autocast_gives_finite_float32_gradients():
 
 
 @pytest.mark.parametrize("operator", ["penalty", "exact"])
-def test_model_compiles_into_one_graph(operator):
-    model = small_model((9, 11), operator=operator)
+def test_model_compiles_into_one_graph(operator, monkeypatch):
+    monkeypatch.setattr("ergoflow.ops.conv.DIRECT_TAPS", 2)
+    model = small_model((9, 11), operator=operator, depth=1)
     z = state((9, 11))
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(z), model(z))
+    compiled(z).square().sum().backward()
+    traced = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    model(z).square().sum().backward()
+    for first, parameter in zip(traced, model.parameters(), strict=True):
+        torch.testing.assert_close(first, parameter.grad, rtol=1e-4, atol=1e-5 * parameter.grad.abs().max().item())
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ from ergoflow.models.attention import (
     head_norm,
     low_rank_kernel,
     pool,
+    reduce_axes,
     split_heads,
 )
 from ergoflow.models.positions import axis_coordinates, draw_frequencies, fourier_phases
@@ -124,6 +125,18 @@ def test_reducer_pools_its_projection_over_all_other_axes(kind, axis):
     projected = torch.einsum("...d,ed->...e", context, reducer.project.weight).movedim(axis + 1, 1).flatten(2, 3)
     pooled = {"mean": projected.mean(2), "max": projected.max(2).values, "min": projected.min(2).values}[kind]
     torch.testing.assert_close(reducer(context), reducer.mlp(reducer.norm(pooled)))
+
+
+def test_reducers_of_all_axes_at_once_see_the_features_through_the_first_map():
+    groups = [
+        [AxialReducer(4, axis, kind, generator=seeded(axis)).double() for kind in kinds]
+        for axis, kinds in enumerate((("mean", "max", "min"), ("min", "mean")))
+    ]
+    features, first = randn(2, 5, 7, 4), randn(4, 4, seed=1)
+    together = reduce_axes(groups, features, first)
+    for group, sequences in zip(groups, together, strict=True):
+        for reducer, sequence in zip(group, sequences, strict=True):
+            torch.testing.assert_close(sequence, reducer(features @ first.mT))
 
 
 def test_pooling_over_no_axes_is_the_identity():

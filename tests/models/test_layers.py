@@ -5,7 +5,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ergoflow.models.layers import GatedMLP, ResidualConv, at_least_float32, convolution, linear, pad_axes
+from ergoflow.models.layers import (
+    GatedMLP,
+    ResidualConv,
+    at_least_float32,
+    convolution,
+    linear,
+    pad_axes,
+    pad_walls,
+    precise_linear,
+)
 
 
 @pytest.mark.parametrize("wall_padding", ["replicate", "zeros"])
@@ -26,9 +35,49 @@ def test_padding_by_nothing_changes_nothing():
     assert pad_axes(x, 0, (True,)) is x
 
 
+def test_padding_of_walls_leaves_periodic_axes_alone():
+    x = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+    padded = pad_walls(x, 2, (True, False))
+    assert padded.shape == (2, 3, 5, 11)
+    torch.testing.assert_close(padded, pad_axes(x, 2, (True, False))[:, :, 2:-2], rtol=0, atol=0)
+
+
+def test_precise_product_rounds_the_matrix_sixteen_bits_down_under_autocast():
+    generator = torch.Generator().manual_seed(5)
+    x, matrix = torch.randn(50, 40, generator=generator), torch.randn(30, 40, generator=generator)
+    x = x.bfloat16().float()  # autocast may round x, but not more than once
+    x.requires_grad_(), matrix.requires_grad_()
+    exact = x.double() @ matrix.double().mT
+    torch.testing.assert_close(precise_linear(x, matrix).double(), exact, rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, plain = precise_linear(x, matrix), F.linear(x, matrix)
+    # What is left is the rounding of the result itself, half a unit of 2^-8.
+    assert (rounded.double() - exact).abs().div(exact.abs() + 1e-3).max() < 2**-8
+    assert (rounded.double() - exact).norm() < 0.75 * (plain.double() - exact).norm()
+    seed = torch.randn(50, 30, generator=generator)
+    for fast, slow in zip(
+        torch.autograd.grad(rounded, [x, matrix], seed.bfloat16()),
+        torch.autograd.grad(exact, [x, matrix], seed.bfloat16().double()),
+        strict=True,
+    ):
+        assert (fast - slow).norm() < 4e-3 * slow.norm()
+
+
 def test_wrapping_more_points_than_there_are_is_refused():
     with pytest.raises(ValueError, match="at least 4 points per axis, got 3 on axis 1; use a finer grid"):
         pad_axes(torch.zeros(1, 1, 8, 3), 4, (True, True))
+
+
+@pytest.mark.parametrize("wall_padding", ["replicate", "zeros"])
+@pytest.mark.parametrize("periodic", [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("taps", [3, 7])
+def test_residual_convolution_is_a_sum_of_two_padded_ones(taps, periodic, wall_padding):
+    """Few taps are summed, many multiplied in Fourier space: walls are the same for both."""
+    generator = torch.Generator().manual_seed(1)
+    layer = ResidualConv(4, 6, taps, periodic, groups=2, wall_padding=wall_padding, generator=generator).double()
+    x = torch.randn(8, 4, 8, 9, generator=generator, dtype=torch.float64)
+    padded = pad_axes(x, taps // 2, periodic, wall_padding=wall_padding)
+    torch.testing.assert_close(layer(x), layer.conv(padded) + layer.shortcut(x))
 
 
 @pytest.mark.parametrize("grid", [(9,), (7, 5), (5, 6, 7)])

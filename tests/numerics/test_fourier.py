@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ergoflow.numerics.fourier import (
+    dealias_limit,
     dealias_mask,
     derivative_wavenumbers,
     mode_numbers,
@@ -194,3 +195,11 @@ def test_resample_works_on_one_and_three_axes_and_refuses_too_many() -> None:
         resample(torch.zeros(4), (2, 2))
     with pytest.raises(ValueError, match="positive"):
         resample(torch.zeros(4, 4), (0, 2))
+
+
+@pytest.mark.parametrize("size", range(4, 40))
+def test_dealias_limit_is_the_last_mode_of_the_mask(size: int) -> None:
+    inside = dealias_mask((size,)).nonzero().flatten()
+    assert inside.tolist() == list(range(dealias_limit(size) + 1))
+    # Two modes of the mask never alias into it.
+    assert size - 2 * dealias_limit(size) > dealias_limit(size)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ergoflow.numerics.imex import crank_nicolson_rk4, crank_nicolson_rk4_diagonal, rk4
+from ergoflow.numerics.imex import crank_nicolson_rk4, crank_nicolson_rk4_diagonal, diagonal_stages, rk4
 from ergoflow.numerics.trajectory import Step, repeat
 
 
@@ -101,6 +101,16 @@ def test_diagonal_form_is_the_same_scheme() -> None:
     fast = repeat(crank_nicolson_rk4_diagonal(equation.explicit_terms, rates, 0.05), 5)(state)
     torch.testing.assert_close(fast, slow, rtol=1e-14, atol=1e-15)
     assert torch.equal(state, before)
+
+
+def test_stage_factors_are_rounded_once_from_double_precision() -> None:
+    rates = -(10 ** torch.linspace(-3, 4, 50, dtype=torch.float64))
+    for single, double in zip(diagonal_stages(rates.float(), 0.01), diagonal_stages(rates, 0.01), strict=True):
+        assert single.memory == double.memory
+        assert single.keep.dtype == single.gain.dtype == torch.float32
+        # The rates themselves were rounded; what is left of that is a relative 6e-8 of 1 − keep and of gain.
+        torch.testing.assert_close(single.keep.double(), double.keep, rtol=2e-7, atol=1e-7)
+        torch.testing.assert_close(single.gain.double(), double.gain, rtol=2e-7, atol=0)
 
 
 def test_steps_do_not_change_their_input() -> None:

@@ -229,10 +229,11 @@ def test_slow_calls_are_repeated_less_often(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(calls) == 12 + 1 + bench_timing.FEWEST_REPEATS
 
 
-def test_the_solvers_floor_counts_the_passes_of_twenty_transforms() -> None:
+def test_the_solvers_floor_counts_what_lies_inside_the_mask() -> None:
     X, Y = 8, 16
-    real, half_spectrum = 4 * X * Y, 8 * X * 9
-    assert solver_floor_bytes((X, Y)) == 20 * (real + half_spectrum + 2 * half_spectrum)
+    # Modes up to 2 of 8 and 5 of 16 points: 11 columns of products, a state of 5 × 6 modes, 8 bytes each.
+    products, state = 8 * X * 11, 8 * 5 * 6
+    assert solver_floor_bytes((X, Y)) == 20 * products + 18 * state
 
 
 def channel() -> Recipe:

@@ -106,6 +106,17 @@ def test_augmentation_changes_the_windows_and_nothing_else(space: Workspace) -> 
     assert torch.equal(moved, again)
 
 
+def test_a_roll_out_in_bfloat16_stays_near_the_one_in_float32_and_is_float32(space: Workspace) -> None:
+    frames = []
+    for precision in ("fp32", "bf16"):
+        recipe = dataclasses.replace(tiny("convnext", f"evaluation.precision={precision}"), name=f"kf64-{precision}")
+        folder = run_one(recipe, space, seed=0, device=CPU, console=Console(quiet=True))
+        frames.append(torch.from_numpy(TrajectoryStore(folder / "rollout").read("test", 0, 0, 2)))
+    assert frames[0].dtype == frames[1].dtype == torch.float32
+    assert not torch.equal(frames[0], frames[1])
+    assert float((frames[0] - frames[1]).norm() / frames[0].norm()) < 0.02
+
+
 def test_weights_of_another_model_are_refused_with_the_reason(space: Workspace) -> None:
     console = Console(quiet=True)
     ours = run_one(tiny("convnext"), space, seed=0, device=CPU, console=console)

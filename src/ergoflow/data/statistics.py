@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STATISTICS_FILE = "stats.yaml"
 STATISTICS_KEYS = ("mean", "std", "rms", "mean_delta", "std_delta", "rms_delta")
 # Frames are read in blocks of about this size.
-BLOCK_BYTES = 32 * 2**20
+BLOCK_BYTES = 4 * 2**20
 
 
 class ChannelMoments:

@@ -25,9 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ergoflow.models.attention import FUSIONS, POOLINGS, AxialAttention
-from ergoflow.models.layers import ResidualConv, WallPadding, at_least_float32, convolution, linear
+from ergoflow.models.layers import ResidualConv, WallPadding, at_least_float32, convolution, linear, precise_linear
 from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.positions import PositionCode
+from ergoflow.ops.choice import is_reference
+from ergoflow.ops.norm import add_layer_norm, group_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,16 +132,28 @@ class A3M(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the decoded G φ(z)."""
-        out: Tensor = self.decoder(self.operator(self.encode(z)))
+        x = self._attend(z)
+        if is_reference(x):
+            features = self.operator(self.expand(x))
+        else:
+            # Two linear maps in a row are one: G·expand is (L, D), and φ(z) itself need not be written.
+            with torch.autocast(x.device.type, enabled=False):
+                matrix = self.operator.matrix @ self.expand.weight
+            features = precise_linear(x, matrix)
+        out: Tensor = self.decoder(features)
         return out
 
     def encode(self, z: Tensor) -> Tensor:
         """Return the latent features φ(z), (B, *grid, L)."""
+        features: Tensor = self.expand(self._attend(z))
+        return features
+
+    def _attend(self, z: Tensor) -> Tensor:
+        """Return the features (B, *grid, D) after the last block."""
         x = self._lift(z)
         for block in self.blocks:
             x = block(x)
-        features: Tensor = self.expand(x)
-        return features
+        return x
 
     def attention_kernels(self, z: Tensor) -> list[tuple[Tensor, ...]]:
         """Return, for each block, the kernel (B, H, S, S) of each axis."""
@@ -188,18 +202,19 @@ class A3MBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features after the block."""
-        x = self._placed(x)
-        out: Tensor = x + self.attention(x)
+        placed, normed = self._placed(x)
+        out: Tensor = placed + self.attention.mix_normed(normed)
         return out
 
     def kernels(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the kernels (B, H, S, S), one per axis, that the block applies to x."""
-        kernels: tuple[Tensor, ...] = self.attention.kernels(self._placed(x))
+        kernels: tuple[Tensor, ...] = self.attention.normed_kernels(self._placed(x)[1])
         return kernels
 
-    def _placed(self, x: Tensor) -> Tensor:
-        code: Tensor = self.position(x.shape[1:-1])
-        return x + code
+    def _placed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features with their code, and the layer norm of these."""
+        norm = self.attention.norm
+        return add_layer_norm(x, self.position(x.shape[1:-1]), norm.weight, norm.bias)
 
 
 class Decoder(nn.Module):
@@ -235,8 +250,7 @@ class Decoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the decoded field."""
-        # Contiguous, as the norm makes it anyway: its forward-mode derivative cannot do so itself.
-        x = self.norm(at_least_float32(features.movedim(-1, 1)).contiguous())  # (B, L, *grid)
+        x = group_norm(features.movedim(-1, 1), self.norm.num_groups, self.norm.weight, self.norm.bias)  # (B, L, *grid)
         for conv in self.convs:
             x = F.gelu(conv(x))
         field: Tensor = self.head(x)

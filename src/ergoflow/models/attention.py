@@ -24,13 +24,26 @@ from torch import Tensor, nn
 
 from ergoflow.models.layers import GatedMLP, at_least_float32, linear
 from ergoflow.models.positions import draw_frequencies, fourier_phases
+from ergoflow.ops.axial import apply_kernels, axial_mix, head_norm
+from ergoflow.ops.choice import is_reference
+from ergoflow.ops.pool import axial_pool
+
+__all__ = [
+    "FUSIONS",
+    "POOLINGS",
+    "AxialAttention",
+    "AxialKernel",
+    "AxialReducer",
+    "apply_kernels",
+    "head_norm",
+    "low_rank_kernel",
+    "pool",
+    "reduce_axes",
+    "split_heads",
+]
 
 POOLINGS = ("mean", "max", "min")
 FUSIONS = ("heads", "sum")
-
-# The head norm removes the scale of the kernels, which is about 1e-3 per axis in a freshly drawn model: the
-# values leave two axes with a variance near 1e-13, three with 1e-18, which the usual 1e-5 would swallow.
-HEAD_NORM_EPS = 1e-24
 
 
 def split_heads(heads: int, parts: int) -> list[int]:
@@ -60,25 +73,26 @@ def low_rank_kernel(queries: Tensor, keys: Tensor, phases: Tensor) -> Tensor:
     return (q * phases.shape[-1] ** -0.5) @ k.mT  # (B, H, S, S)
 
 
-def apply_kernels(kernels: Sequence[Tensor], values: Tensor) -> Tensor:
-    """Integrate values (B, H, *grid, d) against one kernel (B, H, S, S) per axis; returns (B, H, d, *grid).
+def reduce_axes(
+    reducers: Sequence[Sequence[AxialReducer]], features: Tensor, first: Tensor | None = None
+) -> list[list[Tensor]]:
+    """Return what each reducer makes of the features (B, *grid, D), (B, S, D); the reducers of a list share an axis.
 
-    Each product takes the leading grid axis and leaves it last, (S, R) → (R, S): after the last axis the
-    channels lead, and no transposed copy was ever made.
+    With `first`, a linear map (D, D), the reducers see features·firstᵀ. The map is multiplied into their projections
+    and never applied to the features themselves: D³ multiplications instead of N·D².
     """
-    grid = values.shape[2:-1]
-    out = values
-    for kernel, size in zip(kernels, grid, strict=True):
-        rest = out.shape[3:]
-        out = out.flatten(3).mT @ (kernel / size).mT  # (B, H, R, S)
-        out = out.unflatten(2, rest)  # (B, H, *rest, S)
-    return out
-
-
-def head_norm(x: Tensor) -> Tensor:
-    """Return x (B, H, d, *grid) with mean 0 and variance 1 over each head's channels and whole domain."""
-    flat = at_least_float32(x).flatten(2)  # (B, H, d·N)
-    return F.layer_norm(flat, flat.shape[2:], eps=HEAD_NORM_EPS).view(x.shape)
+    if first is not None and is_reference(features):
+        features, first = F.linear(features, first), None
+    weights = [torch.cat([reducer.signed_weight() for reducer in group]) for group in reducers]
+    if first is not None:
+        weights = [weight @ first for weight in weights]
+    pooled = axial_pool(features, weights, [group[0].axis for group in reducers])
+    sequences = []
+    for group, (mean, largest) in zip(reducers, pooled, strict=True):
+        mean = mean if first is None else F.linear(mean, first)
+        parts = iter(largest.split(mean.shape[-1], dim=-1))
+        sequences.append([reducer.refine(mean if reducer.pooling == "mean" else next(parts)) for reducer in group])
+    return sequences
 
 
 class AxialReducer(nn.Module):
@@ -94,12 +108,26 @@ class AxialReducer(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         """Map (B, *grid, D) to (B, S, D)."""
-        others = [axis for axis in range(1, context.ndim - 1) if axis != self.axis + 1]
-        if self.pooling == "mean":
-            # The mean commutes with the linear map, which is then applied to S vectors instead of N.
-            pooled = self.project(pool(context, "mean", others))
-        else:
-            pooled = pool(self.project(context), self.pooling, others)
+        return reduce_axes([[self]], context)[0][0]
+
+    def signed_weight(self) -> Tensor:
+        """Return the rows (D, D) of which the largest is taken, none for the mean: min = −max of the negative."""
+        match self.pooling:
+            case "max":
+                return self.project.weight
+            case "min":
+                return -self.project.weight
+            case _:
+                return self.project.weight[:0]
+
+    def refine(self, pooled: Tensor) -> Tensor:
+        """Return the sequence (B, S, D) of the pooled one: the mean of the features, or the largest of their map."""
+        match self.pooling:
+            case "mean":
+                # The mean commutes with the linear map, which is then applied to S vectors instead of N.
+                pooled = self.project(pooled)
+            case "min":
+                pooled = -pooled
         out: Tensor = self.mlp(self.norm(at_least_float32(pooled)))
         return out
 
@@ -136,14 +164,19 @@ class AxialKernel(nn.Module):
         self.key = linear(dim, heads * kernel_dim, bias=False, generator=generator)
         self.register_buffer("frequencies", draw_frequencies(1, kernel_dim, sigma, generator=generator))
 
-    def forward(self, context: Tensor) -> Tensor:
-        """Return K from the features (B, *grid, D)."""
-        sequences = [reducer(context) for reducer in self.reducers]  # (B, S, D) each
+    def forward(self, context: Tensor, sequences: list[Tensor] | None = None) -> Tensor:
+        """Return K from the features (B, *grid, D), of which `reduce_axes` may have made the sequences already."""
+        if sequences is None:
+            (sequences,) = reduce_axes([self.reducer_list()], context)  # (B, S, D) each
         if self.fusion == "sum":
             sequences = [torch.stack(sequences).sum(0)]
         size = context.shape[self.axis + 1]
         phases = fourier_phases((size,), self.frequencies, self.coordinate_range)  # (S, m)
         return low_rank_kernel(self._project(self.query, sequences), self._project(self.key, sequences), phases)
+
+    def reducer_list(self) -> list[AxialReducer]:
+        """Return the reducers with their type."""
+        return [reducer for reducer in self.reducers if isinstance(reducer, AxialReducer)]
 
     def _project(self, layer: nn.Linear, sequences: list[Tensor]) -> Tensor:
         """Return queries or keys (B, H, S, m): each sequence through the rows of its own heads."""
@@ -194,22 +227,23 @@ class AxialAttention(nn.Module):
         self.merge = linear(heads * head_dim, dim, bias=False, generator=generator)
         self.mix = linear(dim, dim, bias=False, generator=generator)
 
-    def kernels(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the kernel (B, H, S, S) of each axis for features (B, *grid, D)."""
-        return self._kernels(self.norm(x))
-
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, *grid, D) to (B, *grid, D)."""
-        grid = x.shape[1:-1]
-        normed = self.norm(x)
-        values = self.value(normed).unflatten(-1, (self.heads, -1)).movedim(-2, 1)  # (B, H, *grid, d)
-        mixed = head_norm(apply_kernels(self._kernels(normed), values))  # (B, H, d, *grid)
-        # A batched product reads the transposed values in place; F.linear would copy them first.
-        weight = self.merge.weight.mT.expand(x.shape[0], -1, -1)  # (B, H·d, D)
-        merged = torch.bmm(mixed.view(x.shape[0], -1, grid.numel()).mT, weight)  # (B, N, D)
-        out: Tensor = self.mix(F.gelu(merged)).unflatten(1, grid)  # (B, *grid, D)
+        return self.mix_normed(self.norm(x))
+
+    def kernels(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the kernel (B, H, S, S) of each axis for features (B, *grid, D)."""
+        return self.normed_kernels(self.norm(x))
+
+    def mix_normed(self, normed: Tensor) -> Tensor:
+        """Return what follows the layer norm, (B, *grid, D)."""
+        kernels = self.normed_kernels(normed)
+        merged = axial_mix(normed, self.value.weight, kernels, self.merge.weight)
+        out: Tensor = self.mix(F.gelu(merged))
         return out
 
-    def _kernels(self, normed: Tensor) -> tuple[Tensor, ...]:
-        context = self.context(normed)
-        return tuple(axis(context) for axis in self.axes)
+    def normed_kernels(self, normed: Tensor) -> tuple[Tensor, ...]:
+        """Return the kernel (B, H, S, S) of each axis for normalised features (B, *grid, D)."""
+        axes = [axis for axis in self.axes if isinstance(axis, AxialKernel)]
+        sequences = reduce_axes([axis.reducer_list() for axis in axes], normed, self.context.weight)
+        return tuple(axis(normed, of_axis) for axis, of_axis in zip(axes, sequences, strict=True))

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.attention import AxialReducer, low_rank_kernel, split_heads
+from ergoflow.models.attention import AxialReducer, low_rank_kernel, reduce_axes, split_heads
 from ergoflow.models.layers import at_least_float32, linear
 from ergoflow.models.positions import draw_frequencies
 
@@ -114,9 +114,13 @@ class AxisKernel(nn.Module):
         with torch.autocast(context.device.type, enabled=False):
             return kernel(queries, keys / size, phases)
 
+    def _reducers(self) -> list[AxialReducer]:
+        return [reducer for reducer in self.reducers if isinstance(reducer, AxialReducer)]
+
     def _projected(self, context: Tensor) -> Tensor:
         """Return queries and keys (B, H, *others, S, 4F); each pooled sequence feeds its own heads."""
-        sequences = [reducer(context) for reducer in self.reducers] or [context]  # (B, S, D) each, or (B, *grid, D)
+        # (B, S, D) each, or (B, *grid, D)
+        sequences = reduce_axes([self._reducers()], context)[0] if len(self.reducers) else [context]
         width = self.project.out_features // self.heads
         rows = [count * width for count in split_heads(self.heads, len(sequences))]
         weights = self.project.weight.split(rows)

@@ -50,9 +50,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.attention import AxialReducer, apply_kernels, head_norm
+from ergoflow.models.attention import AxialReducer
 from ergoflow.models.layers import at_least_float32, linear
 from ergoflow.models.positions import PositionCode, axis_coordinates
+from ergoflow.ops.axial import axial_mix
 
 # Angular rates fall geometrically from 1 to almost 1/10000 (Su et al. 2021, RoFormer).
 ROTARY_BASE = 10_000.0
@@ -199,12 +200,8 @@ class FactorizedAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, *grid, D) to (B, *grid, D)."""
         normed = self.norm(x)
-        values = self.value(normed).unflatten(-1, (self.heads, -1)).movedim(-2, 1)  # (B, H, *grid, d)
-        mixed = head_norm(apply_kernels(self.kernels(normed), values))  # (B, H, d, *grid)
-        # A batched product reads the transposed values in place; F.linear would copy them first.
-        weight = self.merge.weight.mT.expand(x.shape[0], -1, -1)  # (B, H·d, D)
-        merged = torch.bmm(mixed.flatten(1, 2).flatten(2).mT, weight)  # (B, N, D)
-        out: Tensor = self.mix(F.gelu(merged)).unflatten(1, x.shape[1:-1])  # (B, *grid, D)
+        merged = axial_mix(normed, self.value.weight, self.kernels(normed), self.merge.weight)  # (B, *grid, D)
+        out: Tensor = self.mix(F.gelu(merged))
         return out
 
 

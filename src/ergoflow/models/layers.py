@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ergoflow.ops.choice import is_reference
+from ergoflow.ops.conv import circular_conv
+
 WallPadding = Literal["replicate", "zeros"]
 
 CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
@@ -54,6 +57,21 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def precise_linear(x: Tensor, matrix: Tensor) -> Tensor:
+    """Return x·matrixᵀ, (..., M) of x (..., D); autocast rounds x, but the matrix (M, D) to no less than 2⁻¹⁶.
+
+    A number is the sum of its rounding to bfloat16 and of what is left, rounded once more: two products keep the
+    tensor cores busy, where one in float32 would leave them idle.
+    """
+    if not torch.is_autocast_enabled(x.device.type):
+        return F.linear(x, matrix)
+    dtype = torch.get_autocast_dtype(x.device.type)
+    high = matrix.to(dtype)
+    low = (matrix - high.to(matrix.dtype)).to(dtype).detach()
+    rows = x.to(dtype).flatten(0, -2)
+    return torch.addmm(rows @ low.mT, rows, high.mT).unflatten(0, x.shape[:-1])
+
+
 class GatedMLP(nn.Module):
     """The gated-GELU MLP D → 2D → D: W₂(GELU(a) ⊙ b) + c₂ with [a, b] = W₁x + c₁ of D channels each."""
 
@@ -88,6 +106,11 @@ def pad_axes(x: Tensor, width: int, periodic: Sequence[bool], *, wall_padding: W
         # F.pad lists the last axis first.
         wrapped = [width if wraps else 0 for wraps in reversed(periodic) for _ in range(2)]
         x = F.pad(x, wrapped, mode="circular")
+    return pad_walls(x, width, periodic, wall_padding=wall_padding)
+
+
+def pad_walls(x: Tensor, width: int, periodic: Sequence[bool], *, wall_padding: WallPadding = "replicate") -> Tensor:
+    """Return x (B, C, *grid) with `width` more points on both ends of the axes that are not periodic."""
     for axis, wraps in enumerate(periodic, start=2):
         if wraps:
             continue
@@ -125,8 +148,18 @@ class ResidualConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C_in, *grid) to (B, C_out, *grid)."""
-        padded = pad_axes(x, self.width, self.periodic, wall_padding=self.wall_padding)
-        out: Tensor = self.conv(padded) + self.shortcut(x)
+        if is_reference(x):
+            padded = pad_axes(x, self.width, self.periodic, wall_padding=self.wall_padding)
+            return self.conv(padded) + self.shortcut(x)
+        # The 1×1 convolution is one more tap at the centre.
+        weight = self.conv.weight + F.pad(self.shortcut.weight, [self.width] * 2 * len(self.periodic))
+        assert self.conv.bias is not None
+        assert self.shortcut.bias is not None
+        padded = pad_walls(x, self.width, self.periodic, wall_padding=self.wall_padding)
+        out = circular_conv(padded, weight, self.conv.bias + self.shortcut.bias, groups=self.conv.groups)
+        # What wrapped around a wall landed in the padding.
+        for axis, wraps in enumerate(self.periodic, start=2):
+            out = out if wraps else out.narrow(axis, self.width, x.shape[axis])
         return out
 
 

@@ -67,6 +67,11 @@ def mode_numbers(grid: Sequence[int], *, device: torch.device | str = "cpu") -> 
     return tuple(result)
 
 
+def dealias_limit(size: int) -> int:
+    """Return the largest mode number that Orszag's 2/3 rule keeps on an axis of `size` points: 3n < N."""
+    return (size - 1) // 3
+
+
 def dealias_mask(grid: Sequence[int], *, device: torch.device | str = "cpu") -> Tensor:
     """Return the boolean mask of Orszag's 2/3 rule in rfft layout: True where 3|n| < N on every axis.
 
@@ -75,7 +80,7 @@ def dealias_mask(grid: Sequence[int], *, device: torch.device | str = "cpu") -> 
     """
     mask = torch.ones((), dtype=torch.bool, device=device)
     for n, size in zip(mode_numbers(grid, device=device), grid, strict=True):
-        mask = mask & (3 * n.abs() < size)
+        mask = mask & (n.abs() <= dealias_limit(size))
     return mask
 
 

@@ -28,8 +28,11 @@ from rich.table import Table
 from ergoflow.config import KolmogorovDatasetConfig, Recipe, to_dict
 from ergoflow.data.info import DatasetInfo
 from ergoflow.metrics import PCABasis, TrajectoryStatistics
+from ergoflow.models.a3m import A3MConfig
+from ergoflow.numerics.fourier import dealias_limit
 from ergoflow.numerics.imex import WEIGHTS
 from ergoflow.numerics.trajectory import rollout
+from ergoflow.ops.bench import Sizes, operator_rows, tuning_rows
 from ergoflow.pipeline.bench_models import bench_models, paper_cases, recipe_case
 from ergoflow.pipeline.bench_timing import (
     PRECISIONS,
@@ -42,6 +45,7 @@ from ergoflow.pipeline.bench_timing import (
     synchronize,
     with_crosses,
 )
+from ergoflow.pipeline.predict import rolled_out
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import BASIS_SIZE, HISTOGRAM_BINS, HISTOGRAM_SIGMAS, Yardstick, new_statistics
 from ergoflow.pipeline.runs import build_step, write_json
@@ -58,11 +62,10 @@ TAKES: dict[str, tuple[str, ...]] = {
     "training": ("precision", "batch"),
     "rollout": ("batch", "steps"),
     "models": ("grids", "precision", "batch"),
+    "ops": ("precision", "batch"),
 }
 # Bytes that one lattice update must move: 19 populations read and written, by storage.
 FLOOR_BYTES: dict[Literal["float32", "float16"], int] = {"float32": 153, "float16": 77}
-# Transforms in one evaluation of the Kolmogorov tendency: two velocities out of, two products into Fourier space.
-TRANSFORMS_PER_STAGE = 4
 # The length of roll-out for which the time is projected.
 PROJECTED_STEPS = 1000
 
@@ -138,6 +141,8 @@ def _run(
             return bench_solver(recipe, device=device, console=console)
         case "lbm":
             return bench_lbm(device=device, console=console)
+        case "ops":
+            return bench_operators(recipe, device=device, precisions=precisions, batch=batch)
         case "training":
             return bench_training(recipe, device=device, console=console, precisions=precisions, batch=batch)
     return bench_rollout(recipe, device=device, console=console, trajectories=batch, steps=options.steps)
@@ -162,22 +167,50 @@ def bench_solver(recipe: Recipe, *, device: torch.device, console: Console) -> F
             rows.append(row | {"share of floor": batch * solver_floor_bytes(flow.grid) / bandwidth / seconds})
             advance()
     return Findings(
-        rows, ["floor: the FFT passes of a step at the speed of a large copy; what stays in cache can be faster"]
+        rows, ["floor: what a fused step must move at the speed of a large copy; what stays in cache can be faster"]
     )
 
 
+def bench_operators(recipe: Recipe, *, device: torch.device, precisions: Sequence[str], batch: int | None) -> Findings:
+    """The fast operators of `a3m` beside their references, and on a GPU each kernel under other settings."""
+    model = recipe.model
+    if not isinstance(model, A3MConfig):
+        raise ValueError(f"bench ops times the operators of a3m, got {recipe.name}; name a recipe of a3m")
+    sizes = Sizes(
+        batch=batch or 8,
+        grid=(recipe.dataset.grid[0], recipe.dataset.grid[1]),
+        dim=model.dim,
+        heads=model.heads,
+        head_dim=model.head_dim,
+        latent=model.latent,
+        widths=model.decoder_widths,
+        taps=model.decoder_kernels,
+        groups=model.groups,
+    )
+    rows, notes = [], ["milliseconds per sample"]
+    for precision in precisions:
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        rows += [{"precision": precision} | row for row in operator_rows(sizes, device=device, dtype=dtype)]
+    if device.type == "cuda":
+        tuned = tuning_rows(sizes, device=device, dtype=torch.bfloat16)
+        notes += [", ".join(f"{key} {value}" for key, value in row.items()) for row in tuned]
+    return Findings(rows, notes)
+
+
 def solver_floor_bytes(grid: tuple[int, int]) -> int:
-    """Bytes that one float32 Kolmogorov step of one field must move: those of its FFT passes.
+    """Bytes that one float32 Kolmogorov step of one field must move when everything that can be is fused.
 
-    A step is 5 Runge–Kutta stages of 4 real transforms. A two-dimensional transform passes over its data once per
-    axis; with a field of R = 4XY bytes and a half spectrum of S = 8X(Y/2 + 1) bytes the two passes move R + S and 2S.
-    Products, sums and linear terms are taken to happen within these passes, and tables to stay in cache:
+    Each of the five Runge–Kutta stages carries one complex field (the velocity u + iv, then its square) through the
+    transforms along x and y. Only the columns inside the 2/3 mask, 2M_y + 1 of them, lie in memory between the two:
+    P = 8X(2M_y + 1) bytes, written and read on the way to physical space and on the way back. State, explicit and
+    implicit terms are S = 8(2M_x + 1)(M_y + 1) bytes each, four of which a stage reads or writes (the first and the
+    last one less):
 
-        bytes = 5 · 4 · (R + 3S).
+        bytes = 5 · 4P + (5 · 4 − 2) S.
     """
-    field_bytes = 4 * grid[0] * grid[1]
-    spectrum_bytes = 8 * grid[0] * (grid[1] // 2 + 1)
-    return len(WEIGHTS) * TRANSFORMS_PER_STAGE * (field_bytes + 3 * spectrum_bytes)
+    x_modes, y_modes = 2 * dealias_limit(grid[0]) + 1, dealias_limit(grid[1]) + 1
+    products, state = 8 * grid[0] * (2 * y_modes - 1), 8 * x_modes * y_modes
+    return 4 * len(WEIGHTS) * products + (4 * len(WEIGHTS) - 2) * state
 
 
 def bench_lbm(*, device: torch.device, console: Console) -> Findings:
@@ -213,7 +246,7 @@ def bench_lbm(*, device: torch.device, console: Console) -> Findings:
 def bench_rollout(
     recipe: Recipe, *, device: torch.device, console: Console, trajectories: int | None, steps: int | None
 ) -> Findings:
-    """Steps per second of `ergoflow predict`: all test trajectories at once, float32, with streaming statistics.
+    """Steps per second of `ergoflow predict`: all test trajectories at once, with streaming statistics.
 
     Every timed step does the full work: the statistics are first filled with as many frames as they have lags.
     (`predict` skips most of that work before its evaluation window, so the projection is an upper bound.) None means
@@ -222,7 +255,9 @@ def bench_rollout(
     count = trajectories or recipe.dataset.count("test")
     length = steps or (100 if device.type == "cuda" else 5)
     facts = recipe_facts(recipe)
-    step = PhysicalStep(build_step(recipe, facts, seed=0), facts.normalizer).to(device).eval()
+    step = rolled_out(
+        PhysicalStep(build_step(recipe, facts, seed=0), facts.normalizer).to(device).eval(), recipe, device
+    )
     generator = torch.Generator().manual_seed(0)
     state = torch.randn(count, len(facts.fields), *facts.grid, generator=generator).to(device)
     statistics = _statistics(dataset_info(recipe), count, max_lag=recipe.evaluation.max_lag, device=device)
@@ -238,10 +273,16 @@ def bench_rollout(
                 advance()
             synchronize(device)
             seconds = (time.perf_counter() - started) / length
-    row = {"grid": with_crosses(facts.grid), "trajectories": count, "steps": length, "model ms": 1e3 * model_seconds}
+    row = {
+        "grid": with_crosses(facts.grid),
+        "precision": recipe.evaluation.precision,
+        "trajectories": count,
+        "steps": length,
+        "model ms": 1e3 * model_seconds,
+    }
     row |= {"model + statistics ms": 1e3 * seconds, "steps/s": 1 / seconds}
     row[f"s per {PROJECTED_STEPS} steps"] = PROJECTED_STEPS * seconds
-    return Findings([row], ["random weights, float32; storing frames and scoring are not included"])
+    return Findings([row], ["random weights; storing frames and scoring are not included"])
 
 
 def _statistics(info: DatasetInfo, count: int, *, max_lag: int, device: torch.device) -> TrajectoryStatistics:

@@ -168,8 +168,8 @@ def copy_bandwidth(device: torch.device) -> float:
 def dataset_info(recipe: Recipe) -> DatasetInfo:
     """What the recipe's data set says of its fields, grid, domain and boundaries, whether it is made or not."""
     if isinstance(recipe.dataset, ChannelDatasetConfig):
-        return simulate_channel._info(recipe.dataset, "test")
-    return simulate_kolmogorov._info(recipe.dataset, [])
+        return simulate_channel.dataset_info(recipe.dataset, "test")
+    return simulate_kolmogorov.dataset_info(recipe.dataset, [])
 
 
 def recipe_facts(recipe: Recipe) -> RunFacts:

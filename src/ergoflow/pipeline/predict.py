@@ -19,6 +19,7 @@ from ergoflow.data.files import write_npz_atomic
 from ergoflow.data.store import ShardWriter, TrajectoryStore
 from ergoflow.metrics import StatisticsResult
 from ergoflow.numerics.trajectory import Step, rollout
+from ergoflow.ops.cuda_graph import graphed
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import load_reference, new_statistics, skipped_frames
 from ergoflow.pipeline.runs import load_run, open_store, read_facts, require_same_run, rollout_info, write_json
@@ -43,7 +44,7 @@ def predict(
     store, folder = open_store(recipe, workspace), workspace.run(recipe.name, seed)
     read_facts(folder)
     require_same_run(folder, recipe)
-    step = load_run(folder, device=device)
+    step = rolled_out(load_run(folder, device=device), recipe, device)
     output = folder / "rollout"
     (output / ROLLOUT_FILE).parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
@@ -71,6 +72,18 @@ def predict(
     if video is not None:
         write_video(video, store, output, stride=recipe.task.stride)
     return output
+
+
+def rolled_out(step: Step, recipe: Recipe, device: torch.device) -> Step:
+    """A loaded model as `predict` calls it: in the recipe's precision, and on a GPU as one recorded graph."""
+
+    def forecast(state: Tensor) -> Tensor:
+        bf16 = recipe.evaluation.precision == "bf16"
+        # Weights are cast anew at every call: a cast kept from the first would not be part of the recording.
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+            return step(state)
+
+    return graphed(forecast)
 
 
 def kept_steps(evaluation: EvaluationConfig) -> list[int]:

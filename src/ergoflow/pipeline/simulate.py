@@ -53,13 +53,14 @@ def simulate(
     missing = [shard for shard in list_shards(dataset, folder) if not is_complete(shard.path)]
     _write_dataset_json(dataset, folder)
     started = time.perf_counter()
+    statistics = None
     if isinstance(dataset, ChannelDatasetConfig):
         make_channel(dataset, missing, folder, device=device, console=console, minutes=minutes)
         made_of = "solver"
     else:
-        made_of = make_kolmogorov(dataset, missing, workspace, device=device, dtype=dtype, console=console)
+        made_of, statistics = make_kolmogorov(dataset, missing, workspace, device=device, dtype=dtype, console=console)
     if missing or not (folder / "stats.yaml").exists():
-        write_statistics(folder, compute_statistics(TrajectoryStore(folder)))
+        write_statistics(folder, statistics or compute_statistics(TrajectoryStore(folder)))
         made = sum(shard.count for shard in missing if is_complete(shard.path))
         facts = {"seconds": time.perf_counter() - started, "made_of": made_of, "trajectories": made}
         _append_timing(folder, facts | {"hardware": hardware(device)})

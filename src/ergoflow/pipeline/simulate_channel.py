@@ -82,7 +82,7 @@ def _segment(
     planes = dataset.planes[: shard.count]
     first = shard.first // len(dataset.planes) * dataset.frames
     writer = ShardWriter(
-        shard.path, _info(dataset, shard.split), count=shard.count, frames=dataset.frames, dtype=dataset.storage
+        shard.path, dataset_info(dataset, shard.split), count=shard.count, frames=dataset.frames, dtype=dataset.storage
     )
     title = f"simulate {dataset.name} {shard.title}"
     with bar(console, title, dataset.frames * dataset.steps_per_frame, "steps") as advance, writer:
@@ -162,7 +162,8 @@ def channel_impl(dataset: ChannelDatasetConfig, device: torch.device) -> Impl:
     return "compiled" if x * y * z * steps > COMPILE_FROM else "torch"
 
 
-def _info(dataset: ChannelDatasetConfig, split: str) -> DatasetInfo:
+def dataset_info(dataset: ChannelDatasetConfig, split: str) -> DatasetInfo:
+    """What every file of the data set says about itself."""
     units = dataset.flow.units
     return DatasetInfo(
         name=dataset.name,

@@ -155,6 +155,7 @@ def common(recipe: Recipe) -> Recipe:
         task=dataclasses.replace(recipe.task, predict="increment", guard=False),
         objective=ObjectiveConfig(unitary_weight=recipe.objective.unitary_weight),
         training=common_training(),
+        evaluation=dataclasses.replace(recipe.evaluation, precision="bf16"),
     )
 
 
@@ -165,4 +166,5 @@ def ergoformer(recipe: Recipe) -> Recipe:
         task=dataclasses.replace(recipe.task, predict="increment"),
         objective=ObjectiveConfig(unitary_weight=0.0, unroll=4, unroll_from=0.7),
         training=dataclasses.replace(common_training(), augment=True),
+        evaluation=dataclasses.replace(recipe.evaluation, precision="bf16"),
     )

@@ -12,7 +12,7 @@ the paper takes from jax-cfd (Kochkov et al., PNAS 2021; Boffetta & Ecke, Annu. 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +27,8 @@ from ergoflow.numerics.fourier import (
     velocity_from_vorticity,
     wavenumbers,
 )
-from ergoflow.numerics.imex import crank_nicolson_rk4_diagonal
-from ergoflow.numerics.trajectory import Step, repeat
+from ergoflow.numerics.trajectory import Step
+from ergoflow.ops.spectral_step import Impl, SpectralFlow, make_spectral_step
 
 # Variance of ln k in the spectrum of the initial velocity (jax-cfd's filtered_velocity_field).
 INITIAL_LOG_VARIANCE = 0.25
@@ -119,9 +119,7 @@ def make_equation(
     stream = 1j * inverse_square(kx, ky) / math.prod(config.grid)
     mask = dealias_mask(config.grid)
     forcing = torch.zeros(mask.shape, dtype=torch.complex128)
-    # A cosine is half of each of ±n, and rfft2 multiplies by the number of points.
-    k_f = TWO_PI / config.length[1] * config.forcing_wavenumber
-    forcing[0, config.forcing_wavenumber] = -config.forcing_amplitude * k_f * math.prod(config.grid) / 2
+    forcing[0, config.forcing_wavenumber] = _forcing(config)
 
     def place(table: Tensor) -> Tensor:
         return table.to(device=device, dtype=dtype.to_complex())
@@ -130,7 +128,7 @@ def make_equation(
         grid=config.grid,
         to_velocity=place(torch.stack((dy * stream, -dx * stream))),
         from_products=place(torch.stack(((kx**2 - ky**2) * mask, kx * ky * mask))),
-        linear=place(-config.viscosity * (kx**2 + ky**2) - config.drag),
+        linear=place(_linear(config)),
         forcing=place(forcing),
     )
 
@@ -141,20 +139,30 @@ def make_step(
     substeps: int = 1,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    impl: Impl = "auto",
 ) -> Step:
     """Return the Step that advances vorticity (B, 1, X, Y) by `substeps`·dt.
 
-    The state is in Fourier space in between, one transform in and one out. Wrap the Step in
-    `ergoflow.numerics.trajectory.checked` to have non-finite numbers raise.
+    It is `KolmogorovEquation` under `crank_nicolson_rk4` for states inside the 2/3 mask, where every state of the flow
+    lies; what an input has outside is dropped. The state is in Fourier space in between, one transform in and one
+    out. `impl` as in `ergoflow.ops.spectral_step`. Wrap the Step in `ergoflow.numerics.trajectory.checked` to have
+    non-finite numbers raise.
     """
-    equation = make_equation(config, device=device, dtype=dtype)
-    advance = repeat(crank_nicolson_rk4_diagonal(equation.explicit_terms, equation.linear, config.dt), substeps)
+    flow = SpectralFlow(
+        grid=config.grid,
+        length=config.length,
+        linear=_linear(config),
+        forcing=_forcing(config),
+        forcing_wavenumber=config.forcing_wavenumber,
+        dt=config.dt,
+    )
+    advance = make_spectral_step(flow, substeps=substeps, device=device, dtype=dtype, impl=impl)
 
     def step(vorticity: Tensor) -> Tensor:
         _check_vorticity(vorticity, config.grid)
         if vorticity.dtype != dtype:
             raise ValueError(f"vorticity must be {dtype}, got {vorticity.dtype}; convert it or make a step for it")
-        return torch.fft.irfft2(advance(torch.fft.rfft2(vorticity)), s=config.grid)
+        return advance(vorticity)
 
     return step
 
@@ -182,7 +190,8 @@ def initial_vorticity(
     i). Either way a field depends on its own seed alone. Drawn in float64 on the CPU, so every device and
     dtype starts from the same field.
     """
-    fields = [_random_vorticity(config, np.random.default_rng(entropy)) for entropy in _entropies(seed, count)]
+    draw = _sampler(config)
+    fields = [draw(np.random.default_rng(entropy)) for entropy in _entropies(seed, count)]
     return torch.stack(fields).to(device=device, dtype=dtype)
 
 
@@ -207,18 +216,40 @@ def budget(vorticity: Tensor, config: KolmogorovConfig) -> dict[str, Tensor]:
     }
 
 
-def _random_vorticity(config: KolmogorovConfig, rng: np.random.Generator) -> Tensor:
+def _linear(config: KolmogorovConfig) -> Tensor:
+    """−ν|k|² − drag, (X, Y//2 + 1) in float64."""
+    kx, ky = wavenumbers(config.grid, config.length)
+    return -config.viscosity * (kx**2 + ky**2) - config.drag
+
+
+def _forcing(config: KolmogorovConfig) -> float:
+    """The coefficient of −A·k_f·cos(k_f y): a cosine is half of each of ±n, and rfft2 multiplies by the points."""
+    k_f = TWO_PI / config.length[1] * config.forcing_wavenumber
+    return -config.forcing_amplitude * k_f * math.prod(config.grid) / 2
+
+
+def _sampler(config: KolmogorovConfig) -> Callable[[np.random.Generator], Tensor]:
+    """The function that draws one field (1, X, Y), with its tables worked out once."""
     kx, ky = wavenumbers(config.grid, config.length)
     dx, dy = derivative_wavenumbers(config.grid, config.length)
-    noise = torch.fft.rfft2(torch.from_numpy(rng.standard_normal((2, *config.grid))))
     log_k = 0.5 * torch.log(kx**2 + ky**2)
     peak = math.log(TWO_PI / config.length[1] * config.peak_wavenumber)
     density = torch.exp(-((log_k - peak - INITIAL_LOG_VARIANCE) ** 2) / (2 * INITIAL_LOG_VARIANCE) - 2 * log_k)
     # At k = 0 the logarithm is −∞ and the density NaN; the mask of k > 0 replaces it.
     density = torch.where(dealias_mask(config.grid) & (kx**2 + ky**2 > 0), density, 0.0)
-    vorticity = torch.fft.irfft2(1j * density * (dx * noise[1] - dy * noise[0]), s=config.grid).unsqueeze(0)
-    speed = velocity_from_vorticity(vorticity, config.length).norm(dim=0).max()
-    return vorticity * (config.max_speed / speed)
+    curl = torch.stack((-1j * dy * density, 1j * dx * density))  # (2, X, Y//2 + 1)
+    stream = 1j * inverse_square(kx, ky)
+    to_velocity = torch.stack((dy * stream, -dx * stream))
+
+    def draw(rng: np.random.Generator) -> Tensor:
+        noise = torch.fft.rfft2(torch.from_numpy(rng.standard_normal((2, *config.grid))))
+        spectrum = (curl * noise).sum(dim=0, keepdim=True)
+        vorticity, velocity = torch.fft.irfft2(torch.cat((spectrum, to_velocity * spectrum)), s=config.grid).split(
+            (1, 2)
+        )
+        return vorticity * (config.max_speed / velocity.norm(dim=0).max())
+
+    return draw
 
 
 def _entropies(seed: int | Sequence[int], count: int) -> list[int | tuple[int, int]]:

@@ -31,9 +31,8 @@ def make_optimizer(
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     matrices = [p for p in trainable if p.ndim >= 2]
     vectors = [p for p in trainable if p.ndim < 2]
-    # The fused kernel takes real tensors on the GPU; everywhere else torch chooses (spectral weights are
-    # complex).
-    fused = True if all(p.is_cuda and p.is_floating_point() for p in trainable) else None
+    # The fused kernel takes real tensors on a CPU or GPU; elsewhere torch chooses (spectral weights are complex).
+    fused = True if all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in trainable) else None
     groups = _groups((matrices, {"weight_decay": weight_decay}), (vectors, {"weight_decay": 0.0}))
     match name:
         case "adam":

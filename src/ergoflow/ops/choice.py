@@ -1,0 +1,80 @@
+"""Which implementation of an operator runs: the plain reference, the fast torch code, or the Triton kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+Impl = Literal["auto", "reference", "torch", "triton"]
+HALF = (torch.bfloat16, torch.float16)
+# What "auto" means, last entry first; `use_impl` adds one for a while.
+_AUTO: list[Impl] = ["auto"]
+
+
+@contextmanager
+def use_impl(impl: Impl) -> Iterator[None]:
+    """Within the block operators that are free to choose ("auto") run this implementation: to compare whole models."""
+    _AUTO.append(impl)
+    try:
+        yield
+    finally:
+        _AUTO.pop()
+
+
+def choose_impl(x: Tensor, impl: Impl) -> Literal["reference", "torch", "triton"]:
+    """Return what `impl` means for products of x; asking for what cannot run raises.
+
+    "auto" takes Triton for half-precision products on CUDA, where the package is installed, and the fast torch code
+    otherwise: in float32 torch's own products are faster than exact ones in Triton. Tensors without data take the
+    reference, so that work is counted as it is written down.
+    """
+    device_type = x.device.type
+    impl = _AUTO[-1] if impl == "auto" else impl
+    if impl == "auto":
+        if device_type == "meta" or isinstance(x, FakeTensor):
+            return "reference"
+        return "triton" if device_type == "cuda" and x.dtype in HALF and _has_triton() else "torch"
+    if impl in ("reference", "torch"):
+        return impl
+    if impl != "triton":
+        raise ValueError(f"impl must be 'auto', 'reference', 'torch' or 'triton', got {impl!r}; choose one of them")
+    if not _has_triton():
+        raise ValueError("impl 'triton' needs the triton package, got none; install it or choose impl='torch'")
+    if device_type != "cuda" and not _interpreted():
+        raise ValueError(
+            f"impl 'triton' needs CUDA tensors or TRITON_INTERPRET=1, got tensors on {device_type}; choose impl='torch'"
+        )
+    if x.dtype == torch.float64:
+        raise ValueError("the Triton kernels accumulate in float32, got float64 tensors; choose impl='torch'")
+    return "triton"
+
+
+def is_reference(x: Tensor) -> bool:
+    """Return whether operators that are free to choose run their reference on x; models then skip their algebra too."""
+    return choose_impl(x, "auto") == "reference"
+
+
+def in_product_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors in the dtype in which a matrix product of them would run: autocast's, if it is on."""
+    device_type = tensors[0].device.type
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
+        return tensors
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for tensor in tensors)
+
+
+@torch.compiler.assume_constant_result
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@torch.compiler.assume_constant_result
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"

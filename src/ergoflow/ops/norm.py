@@ -1,0 +1,141 @@
+"""Norms whose fast twins read and write every field once: the group norm, and a sum followed by a layer norm.
+
+Group norm, with μ_g and σ_g² over the channels of group g and the whole grid of one sample:
+
+    y[c, n] = γ_c r_g (x[c, n] − μ_g) + β_c,     r_g = (σ_g² + ε)^(−1/2).
+
+Both y and the gradient of x are linear in fields with one coefficient per sample and channel, d_x = a·d_y + b·x + c,
+and all coefficients follow from two sums per channel. A field whose channels lie together in memory stays so.
+
+Layer norm of a sum, p = x + code, z = γ r(p − μ) + β with μ and r over the channels of one point: p is the residual
+stream, in float32, and z what the block works on, in the precision of its products. Statistics are never taken
+below float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ergoflow.ops.choice import HALF, Impl, choose_impl, in_product_dtype
+from ergoflow.ops.differentiable import Differentiable, Numbers, Tensors, has_tangent
+
+# torch's own value (nn.GroupNorm).
+EPS = 1e-5
+
+
+def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, *, impl: Impl = "auto") -> Tensor:
+    """Return y of x (B, C, *grid) with weight γ and bias β (C,).
+
+    "reference" and "torch" are torch's own, in float32 at least; "triton" takes and returns half precision.
+    """
+    field = in_product_dtype(x)[0]
+    if choose_impl(field, impl) != "triton" or has_tangent(x, weight, bias):
+        # Contiguous, as the norm makes it anyway: its forward-mode derivative cannot do so itself.
+        x = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+        return F.group_norm(x, groups, weight, bias, EPS)
+    with torch.autocast(x.device.type, enabled=False):
+        return _NORM((field, weight, bias), (groups,), "triton")[0]
+
+
+def add_layer_norm(
+    x: Tensor, code: Tensor, weight: Tensor, bias: Tensor, *, impl: Impl = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Return p = x + code and its layer norm z, (B, *grid, D), for x (B, *grid, D), code (*grid, D), γ and β (D,).
+
+    "triton" returns z in half precision under autocast, the others as torch does.
+    """
+    half = in_product_dtype(x)[0].dtype
+    if choose_impl(x.new_empty(0, dtype=half), impl) != "triton" or has_tangent(x, code, weight, bias):
+        total = x + code
+        return total, F.layer_norm(total, weight.shape, weight, bias, EPS)
+    with torch.autocast(x.device.type, enabled=False):
+        total, normed = _ADD_NORM((x, code, weight, bias), (int(half in HALF),), "triton")
+    return total, normed
+
+
+def _forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
+    """Return y, and μ and r (B, G) in float32."""
+    from ergoflow.ops.norm_triton import channel_sums, scaled_sum
+
+    (x, weight, bias), (groups,) = tensors, numbers
+    last = x.movedim(1, -1).contiguous().flatten(1, -2)  # (B, N, C)
+    # About the first point, so that a mean far from zero costs no digits.
+    shift = last[:, 0].float()  # (B, C)
+    first, second = channel_sums(last, last, shift, centred=True)
+    points, width = last.shape[1], last.shape[2] // groups
+    mean_of_channel = (shift + first / points).unflatten(1, (groups, width))  # (B, G, C/G)
+    squares = (second - first.square() / points).unflatten(1, (groups, width))
+    mean = mean_of_channel.mean(2)  # (B, G)
+    variance = squares.mean(2) / points + (mean_of_channel - mean[..., None]).square().mean(2)
+    rate = (variance + EPS).rsqrt()
+    slope = rate.repeat_interleave(width, 1) * weight.float()  # (B, C)
+    offset = bias.float() - slope * mean.repeat_interleave(width, 1)
+    y = scaled_sum(last, None, slope, None, offset)
+    return [y.unflatten(1, x.shape[2:]).movedim(-1, 1), mean, rate]
+
+
+def _backward(gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
+    from ergoflow.ops.norm_triton import channel_sums, scaled_sum
+
+    (x, weight, bias), (mean, rate), (groups,) = tensors, kept, numbers
+    last = x.movedim(1, -1).contiguous().flatten(1, -2)  # (B, N, C)
+    g = gradients[0].movedim(1, -1).contiguous().flatten(1, -2)
+    width = last.shape[2] // groups
+    count = last.shape[1] * width
+    mean, rate = mean.repeat_interleave(width, 1), rate.repeat_interleave(width, 1)  # (B, C)
+    total, product = channel_sums(g, last, mean, centred=False)  # Σ g and Σ g(x − μ), (B, C)
+
+    def group_mean(values: Tensor) -> Tensor:
+        sums = (values * weight.float()).unflatten(1, (groups, width)).sum(2)
+        return sums.repeat_interleave(width, 1) / count  # (B, C)
+
+    # d_x = r γ g − r⟨γ g⟩ − r z⟨γ g z⟩ with z = r(x − μ).
+    towards = rate.pow(3) * group_mean(product)
+    d_x = scaled_sum(g, last, rate * weight.float(), -towards, towards * mean - rate * group_mean(total))
+    d_weight, d_bias = (rate * product).sum(0), total.sum(0)
+    return [d_x.unflatten(1, x.shape[2:]).movedim(-1, 1), d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
+
+
+def _shapes(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
+    x = tensors[0]
+    y = x.new_empty(len(x), *x.shape[2:], x.shape[1]).movedim(-1, 1)
+    mean = x.new_empty(len(x), numbers[0], dtype=torch.float32)
+    return [y, mean, torch.empty_like(mean)]
+
+
+_NORM = Differentiable("group_norm", lambda inputs: 1, _forward, _backward, _shapes)
+
+
+def _add_norm_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
+    """Return p and z."""
+    from ergoflow.ops.norm_triton import add_norm
+
+    x, code, weight, bias = tensors
+    return list(add_norm(x.contiguous(), code.contiguous(), weight, bias, EPS, _norm_dtype(x, numbers)))
+
+
+def _add_norm_backward(
+    gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str
+) -> list[Tensor]:
+    from ergoflow.ops.norm_triton import add_norm_gradient
+
+    (d_total, d_normed), (x, code, weight, bias) = gradients, tensors
+    d_x, d_weight, d_bias = add_norm_gradient(
+        d_total.contiguous(), d_normed.contiguous(), x.contiguous(), code.contiguous(), weight, EPS
+    )
+    return [d_x, d_x.sum(0).to(code.dtype), d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
+
+
+def _add_norm_shapes(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
+    x = tensors[0]
+    total = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return [total, torch.empty_like(total, dtype=_norm_dtype(x, numbers))]
+
+
+def _norm_dtype(x: Tensor, numbers: Numbers) -> torch.dtype:
+    return torch.get_autocast_dtype(x.device.type) if numbers[0] else x.dtype
+
+
+_ADD_NORM = Differentiable("add_layer_norm", lambda inputs: 2, _add_norm_forward, _add_norm_backward, _add_norm_shapes)

@@ -1,0 +1,536 @@
+"""The fused Triton twin of the step in `ergoflow.ops.spectral_step`: two kernels per stage that hold their transforms.
+
+With z = u + iv the products of both components are one: z² = (u² − v²) + 2i·uv. One field and stage:
+
+    rows      for each x: z(k_y) -> FFT -> z² -> FFT -> q(k_y), |k_y| ≤ M_y, in place
+    columns   for each pair ±k_y: q(x) -> FFT -> tendency, Runge–Kutta stage -> ω̂, h -> FFT -> z(x), in place
+
+so that physical space is never stored. With α = −(i/4)(k_x − i k_y)² the tendency is −u·∇ω -> α q̂(k) + ᾱ m̂(k), where
+m̂ transforms the conjugate of q(x, −k_y); and z(k) = ζω̂(k), z(x, −k_y) = the conjugate of the transform of −ζ̄ω̂, where
+ζ = (k_x + i k_y)/|k|².
+
+Arrays, real and imaginary parts apart: `work` (B, 2, X, 2·HALF) with k_y = 0 .. M_y from column 0 and −k_y from
+column HALF; `vorticity` and `memory` (B, 2, X, HALF), rows in FFT order, those outside the mask never touched.
+
+Transforms. N = L² numbers of one transform lie in L lanes of L registers: register a of lane b holds number L·a + b.
+A DFT of length L in registers, an exchange of lanes and registers through shared memory, a twiddle factor and a second
+DFT give the transform in the same order. A program takes TILE transforms in LANES·TILE threads. Its elements are
+numbered so that neighbours are neighbours in memory; with one element per thread the compiler has no choice of
+layout left, and each exchange is one store and one load (1000 instructions and 80 registers for `rows` at 256).
+"""
+
+# Triton builds tuples by addition; it does not know the star.
+# ruff: noqa: RUF005
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ergoflow.numerics.fourier import TWO_PI, inverse_square, wavenumbers
+from ergoflow.numerics.imex import DiagonalStage, diagonal_stages
+
+if TYPE_CHECKING:
+    from ergoflow.ops.spectral_step import SpectralFlow
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether the kernels below were defined for Triton's interpreter, which runs on CPU tensors."""
+
+# Warps per program, registers per thread or no limit. `columns` would take 168, and three of its programs would share
+# a multiprocessor; 128 still hold everything and make it four.
+ROW_SETTINGS: tuple[int, int | None] = (4, None)
+COLUMN_SETTINGS: tuple[int, int | None] = (4, 128)
+# Fields that take all substeps before the next ones begin: 0.6 MB each at 256², so that they stay in the L2 cache.
+FIELDS_PER_CHUNK = 64
+# The interpreter's time goes by operations, not by numbers: few large programs.
+INTERPRETED_TILE = 64
+# A group of this many columns fills a sector of 32 bytes.
+ALIGNMENT = 8
+
+
+class Plan(NamedTuple):
+    """What every launch of a flow needs, on one device."""
+
+    grid: tuple[int, int]
+    limits: tuple[int, int]
+    half: int
+    units: tuple[float, float]
+    forcing: float
+    forcing_wavenumber: int
+    stages: tuple[DiagonalStage, ...]  # keep and gain of shape (X, HALF)
+    inverse: Tensor  # (X, HALF): 1/(|k|²XY)
+    row_tile: int
+    column_tile: int
+    row_twiddles: Tensor  # (2, L, L)
+    column_twiddles: Tensor  # (2, L, L·TILE)
+
+
+def fused_step(flow: SpectralFlow, substeps: int, *, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the step of vorticity (..., 1, X, Y), float32, by substeps·dt."""
+    plan = make_plan(flow, device)
+    X, Y = flow.grid
+
+    def step(vorticity: Tensor) -> Tensor:
+        fields = vorticity.reshape(-1, X, Y)
+        chunks = fields.chunk(triton.cdiv(len(fields), FIELDS_PER_CHUNK))
+        return torch.cat([_advance(chunk, plan, substeps) for chunk in chunks]).reshape(vorticity.shape)
+
+    return step
+
+
+def make_plan(flow: SpectralFlow, device: torch.device) -> Plan:
+    """Return the tables of a flow, worked out in float64 and stored in float32."""
+    X, Y = flow.grid
+    limits = flow.limits
+    half = triton.cdiv(limits[1] + 1, ALIGNMENT) * ALIGNMENT
+    kx, ky = wavenumbers(flow.grid, flow.length)
+
+    def place(table: Tensor) -> Tensor:
+        columns = table[..., : limits[1] + 1].to(device=device, dtype=torch.float32)
+        return torch.nn.functional.pad(columns, (0, half - columns.shape[-1])).contiguous()
+
+    rows, columns = _tile(math.isqrt(Y), ROW_SETTINGS[0]), _tile(math.isqrt(X), COLUMN_SETTINGS[0])
+    return Plan(
+        grid=flow.grid,
+        limits=limits,
+        half=half,
+        units=(TWO_PI / flow.length[0], TWO_PI / flow.length[1]),
+        forcing=flow.forcing,
+        forcing_wavenumber=flow.forcing_wavenumber,
+        stages=tuple(
+            DiagonalStage(stage.memory, place(stage.keep), place(stage.gain))
+            for stage in diagonal_stages(flow.linear.double(), flow.dt)
+        ),
+        inverse=place(inverse_square(kx, ky) / (X * Y)),
+        row_tile=rows,
+        column_tile=columns,
+        row_twiddles=_twiddles(Y).to(device),
+        column_twiddles=_twiddles(X).repeat_interleave(columns, dim=-1).to(device),
+    )
+
+
+def launch_rows(work: Tensor, plan: Plan) -> None:
+    """Replace z by the cut transform of z² along y, in place."""
+    (X, Y), (_, limit) = plan.grid, plan.limits
+    warps, registers = ROW_SETTINGS
+    _rows_kernel[(len(work) * X // plan.row_tile,)](
+        work,
+        plan.row_twiddles,
+        ROWS=X,
+        SIZE=Y,
+        LIMIT=limit,
+        HALF=plan.half,
+        TILE=plan.row_tile,
+        LANES=math.isqrt(Y),
+        num_warps=warps,
+        maxnreg=registers,
+    )
+
+
+def launch_columns(work: Tensor, vorticity: Tensor, memory: Tensor, plan: Plan, stage: int | None) -> None:
+    """Take stage `stage` in `vorticity` and `memory`, then write the new z into `work`.
+
+    With None there is no stage: z is made of the vorticity alone.
+    """
+    (X, _), (x_limit, y_limit) = plan.grid, plan.limits
+    warps, registers = COLUMN_SETTINGS
+    this, following = stage or 0, ((stage or 0) + 1) % len(plan.stages)
+    factors = plan.stages[this]
+    _columns_kernel[(triton.cdiv(y_limit + 1, plan.column_tile), len(work))](
+        work,
+        vorticity,
+        memory,
+        factors.keep,
+        factors.gain,
+        plan.inverse,
+        plan.column_twiddles,
+        factors.memory,
+        plan.stages[following].memory,
+        *plan.units,
+        plan.forcing,
+        plan.forcing_wavenumber,
+        SIZE=X,
+        X_LIMIT=x_limit,
+        Y_LIMIT=y_limit,
+        HALF=plan.half,
+        TILE=plan.column_tile,
+        LANES=math.isqrt(X),
+        STAGE=stage is not None,
+        num_warps=warps,
+        maxnreg=registers,
+    )
+
+
+def _advance(fields: Tensor, plan: Plan, substeps: int) -> Tensor:
+    """Return fields (B, X, Y) after `substeps` steps."""
+    vorticity = _to_parts(fields, plan)
+    memory = torch.empty_like(vorticity)
+    work = torch.empty(*vorticity.shape[:-1], 2 * plan.half, dtype=vorticity.dtype, device=vorticity.device)
+    launch_columns(work, vorticity, memory, plan, None)
+    for _ in range(substeps):
+        for stage in range(len(plan.stages)):
+            launch_rows(work, plan)
+            launch_columns(work, vorticity, memory, plan, stage)
+    return _to_fields(vorticity, plan)
+
+
+def _to_parts(fields: Tensor, plan: Plan) -> Tensor:
+    """Return the spectrum inside the mask, (B, 2, X, HALF), of fields (B, X, Y)."""
+    (X, _), (x_limit, y_limit) = plan.grid, plan.limits
+    spectrum = torch.view_as_real(torch.fft.rfft2(fields)[..., : y_limit + 1])  # (B, X, M_y + 1, 2)
+    parts = spectrum.new_zeros(len(fields), 2, X, plan.half)
+    inside = parts[..., : y_limit + 1]
+    inside.copy_(spectrum.permute(0, 3, 1, 2))
+    inside[..., x_limit + 1 : X - x_limit, :] = 0
+    return parts
+
+
+def _to_fields(parts: Tensor, plan: Plan) -> Tensor:
+    (X, Y), (_, y_limit) = plan.grid, plan.limits
+    spectrum = torch.zeros(len(parts), X, Y // 2 + 1, dtype=torch.complex64, device=parts.device)
+    inside = torch.view_as_real(spectrum)[..., : y_limit + 1, :]  # (B, X, M_y + 1, 2)
+    inside.copy_(parts[..., : y_limit + 1].permute(0, 2, 3, 1))
+    return torch.fft.irfft2(spectrum, s=plan.grid)
+
+
+def _tile(lanes: int, warps: int) -> int:
+    """Transforms per program: one element of each register per thread."""
+    return INTERPRETED_TILE if INTERPRETED else 32 * warps // lanes
+
+
+def _twiddles(size: int) -> Tensor:
+    """Return the cosines and sines of 2π·a·b/N, (2, L, L), in float32."""
+    index = torch.arange(math.isqrt(size), dtype=torch.float64)
+    angle = TWO_PI / size * index[:, None] * index[None, :]
+    return torch.stack((angle.cos(), angle.sin())).float()
+
+
+@triton.jit
+def _rows_kernel(
+    work: tl.tensor,  # (B, 2, ROWS, 2·HALF)
+    twiddles: tl.tensor,  # (2, LANES, LANES)
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    LIMIT: tl.constexpr,
+    HALF: tl.constexpr,
+    TILE: tl.constexpr,
+    LANES: tl.constexpr,
+) -> None:
+    first = tl.program_id(0) * TILE
+    field = (first // ROWS).to(tl.int64)
+    element = tl.arange(0, TILE * LANES)
+    lane = element % LANES
+    row = first % ROWS + element // LANES
+    real = work + field * (4 * ROWS * HALF) + row * (2 * HALF)
+    imag = real + 2 * ROWS * HALF
+    w: tl.tensor = ()
+    for a in tl.static_range(LANES):
+        w = w + ((tl.load(twiddles + a * LANES + lane), tl.load(twiddles + (LANES + a) * LANES + lane)),)
+
+    z: tl.tensor = ()
+    for a in tl.static_range(LANES):
+        n = LANES * a + lane
+        if LANES * a <= LIMIT:
+            re = tl.load(real + n, mask=n <= LIMIT, other=0.0)
+            im = tl.load(imag + n, mask=n <= LIMIT, other=0.0)
+        elif LANES * (a + 1) > SIZE - LIMIT:
+            # The mode n − SIZE stands in column HALF + SIZE − n.
+            re = tl.load(real + (HALF + SIZE) - n, mask=n >= SIZE - LIMIT, other=0.0)
+            im = tl.load(imag + (HALF + SIZE) - n, mask=n >= SIZE - LIMIT, other=0.0)
+        else:
+            re = tl.zeros((TILE * LANES,), tl.float32)
+            im = tl.zeros((TILE * LANES,), tl.float32)
+        z = z + ((re, im),)
+    z = _transform_list(z, w, TILE, LANES, 1)
+    q: tl.tensor = ()
+    for a in tl.static_range(LANES):
+        q = q + ((z[a][0] * z[a][0] - z[a][1] * z[a][1], 2 * z[a][0] * z[a][1]),)
+    q = _transform_list(q, w, TILE, LANES, -1)
+    for a in tl.static_range(LANES):
+        n = LANES * a + lane
+        if LANES * a <= LIMIT:
+            tl.store(real + n, q[a][0], mask=n <= LIMIT)
+            tl.store(imag + n, q[a][1], mask=n <= LIMIT)
+        elif LANES * (a + 1) > SIZE - LIMIT:
+            tl.store(real + (HALF + SIZE) - n, q[a][0], mask=n >= SIZE - LIMIT)
+            tl.store(imag + (HALF + SIZE) - n, q[a][1], mask=n >= SIZE - LIMIT)
+    # k_y = 0 is its own negative: `columns` reads it in both places.
+    tl.store(real + HALF, q[0][0], mask=lane == 0)
+    tl.store(imag + HALF, q[0][1], mask=lane == 0)
+
+
+# Alignment unknown: loads of one number per thread, so that every tensor has the same layout.
+@triton.jit(
+    do_not_specialize_on_alignment=["work", "vorticity", "memory", "keep", "gain", "inverse", "twiddles"],
+)
+def _columns_kernel(
+    work: tl.tensor,  # (B, 2, SIZE, 2·HALF)
+    vorticity: tl.tensor,  # (B, 2, SIZE, HALF)
+    memory: tl.tensor,  # (B, 2, SIZE, HALF)
+    keep: tl.tensor,  # (SIZE, HALF)
+    gain: tl.tensor,  # (SIZE, HALF)
+    inverse: tl.tensor,  # (SIZE, HALF)
+    twiddles: tl.tensor,  # (2, LANES, LANES·TILE)
+    beta: tl.tensor,
+    next_beta: tl.tensor,
+    unit_x: tl.tensor,
+    unit_y: tl.tensor,
+    forcing: tl.tensor,
+    forcing_wavenumber: tl.tensor,
+    SIZE: tl.constexpr,
+    X_LIMIT: tl.constexpr,
+    Y_LIMIT: tl.constexpr,
+    HALF: tl.constexpr,
+    TILE: tl.constexpr,
+    LANES: tl.constexpr,
+    STAGE: tl.constexpr,
+) -> None:
+    field = tl.program_id(1).to(tl.int64)
+    element = tl.arange(0, TILE * LANES)[:, None]
+    register = tl.arange(0, LANES)[None, :]
+    lane = element // TILE
+    n_y = tl.program_id(0) * TILE + element % TILE
+    n = LANES * register + lane
+    column = (n_y <= Y_LIMIT) & (n >= 0)
+    inside = (n_y <= Y_LIMIT) & ((n <= X_LIMIT) | (n >= SIZE - X_LIMIT))
+    k_x = tl.where(n < SIZE // 2, n, n - SIZE).to(tl.float32) * unit_x
+    k_y = n_y.to(tl.float32) * unit_y
+    cosines = twiddles + element + register * (TILE * LANES)
+    sines = cosines + LANES * LANES * TILE
+
+    # One pointer per thread, and the registers at constant distances from it.
+    start = lane * (2 * HALF) + n_y
+    distance = register * (2 * HALF * LANES)
+    real = work + field * (4 * SIZE * HALF) + start
+    imag = real + 2 * SIZE * HALF
+    table_start = lane * HALF + n_y
+    table_distance = register * (HALF * LANES)
+    w_real = vorticity + field * (2 * SIZE * HALF) + table_start
+    w_imag = w_real + SIZE * HALF
+    h_real = memory + field * (2 * SIZE * HALF) + table_start
+    h_imag = h_real + SIZE * HALF
+
+    if STAGE:
+        p_re = tl.load(real + distance, mask=column, other=0.0)
+        p_im = tl.load(imag + distance, mask=column, other=0.0)
+        p_re, p_im = _transform(p_re, p_im, cosines, sines, TILE, LANES, -1)
+        m_re = tl.load(real + HALF + distance, mask=column, other=0.0)
+        m_im = -tl.load(imag + HALF + distance, mask=column, other=0.0)
+        m_re, m_im = _transform(m_re, m_im, cosines, sines, TILE, LANES, -1)
+        a_re = -0.5 * k_x * k_y
+        a_im = -0.25 * (k_x - k_y) * (k_x + k_y)
+        h_re = a_re * (p_re + m_re) - a_im * (p_im - m_im)
+        h_im = a_re * (p_im + m_im) + a_im * (p_re - m_re)
+        h_re += tl.where((n == 0) & (n_y == forcing_wavenumber), forcing, 0.0)
+        # The first stage forgets what stands in memory, so the last one need not write it.
+        h_re += beta * tl.load(h_real + table_distance, mask=inside & (beta != 0), other=0.0)
+        h_im += beta * tl.load(h_imag + table_distance, mask=inside & (beta != 0), other=0.0)
+        tl.store(h_real + table_distance, h_re, mask=inside & (next_beta != 0))
+        tl.store(h_imag + table_distance, h_im, mask=inside & (next_beta != 0))
+        kept = tl.load(keep + table_start + table_distance, mask=inside, other=0.0)
+        gained = tl.load(gain + table_start + table_distance, mask=inside, other=0.0)
+        w_re = kept * tl.load(w_real + table_distance, mask=inside, other=0.0) + gained * h_re
+        w_im = kept * tl.load(w_imag + table_distance, mask=inside, other=0.0) + gained * h_im
+        tl.store(w_real + table_distance, w_re, mask=inside)
+        tl.store(w_imag + table_distance, w_im, mask=inside)
+    else:
+        w_re = tl.load(w_real + table_distance, mask=inside, other=0.0)
+        w_im = tl.load(w_imag + table_distance, mask=inside, other=0.0)
+
+    stream = tl.load(inverse + table_start + table_distance, mask=inside, other=0.0)
+    w_re *= stream
+    w_im *= stream
+    z_re, z_im = _transform(k_x * w_re - k_y * w_im, k_y * w_re + k_x * w_im, cosines, sines, TILE, LANES, 1)
+    tl.store(real + distance, z_re, mask=column)
+    tl.store(imag + distance, z_im, mask=column)
+    z_re, z_im = _transform(-k_x * w_re - k_y * w_im, k_y * w_re - k_x * w_im, cosines, sines, TILE, LANES, 1)
+    tl.store(real + HALF + distance, z_re, mask=column)
+    tl.store(imag + HALF + distance, -z_im, mask=column)
+
+
+@triton.jit
+def _transform_list(
+    x: tl.tensor, w: tl.tensor, TILE: tl.constexpr, LANES: tl.constexpr, SIGN: tl.constexpr
+) -> tl.tensor:
+    """Transform a tuple of registers (re, im), elements numbered tile by tile, with the twiddle factors w."""
+    x = _dft(x, LANES, SIGN)
+    re: tl.tensor = ()
+    im: tl.tensor = ()
+    for a in tl.static_range(LANES):
+        re = re + (x[a][0],)
+        im = im + (x[a][1],)
+    # (TILE, lanes, registers) with the last two exchanged.
+    re = tl.permute(tl.reshape(_stack(re, LANES), [TILE, LANES, LANES]), (0, 2, 1))
+    im = tl.permute(tl.reshape(_stack(im, LANES), [TILE, LANES, LANES]), (0, 2, 1))
+    re = _unstack(tl.reshape(re, [TILE * LANES, LANES]), LANES)
+    im = _unstack(tl.reshape(im, [TILE * LANES, LANES]), LANES)
+    x = ((re[0], im[0]),)
+    for a in tl.static_range(1, LANES):
+        x = x + (_times((re[a], im[a]), w[a][0], SIGN * w[a][1]),)
+    return _dft(x, LANES, SIGN)
+
+
+@triton.jit
+def _transform(
+    re: tl.tensor,
+    im: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    TILE: tl.constexpr,
+    LANES: tl.constexpr,
+    SIGN: tl.constexpr,
+) -> tl.tensor:
+    """Transform two (LANES·TILE, LANES) arrays of real and imaginary parts, elements numbered lane by lane."""
+    re, im = _dft_stacked(re, im, LANES, SIGN)
+    # (lanes, TILE, registers) with the outer two exchanged.
+    re = tl.permute(tl.reshape(re, [LANES, TILE, LANES]), (2, 1, 0))
+    im = tl.permute(tl.reshape(im, [LANES, TILE, LANES]), (2, 1, 0))
+    re = tl.reshape(re, [TILE * LANES, LANES])
+    im = tl.reshape(im, [TILE * LANES, LANES])
+    cosine = tl.load(cosines)
+    sine = SIGN * tl.load(sines)
+    return _dft_stacked(re * cosine - im * sine, re * sine + im * cosine, LANES, SIGN)
+
+
+@triton.jit
+def _dft_stacked(re: tl.tensor, im: tl.tensor, LENGTH: tl.constexpr, SIGN: tl.constexpr) -> tl.tensor:
+    re_in = _unstack(re, LENGTH)
+    im_in = _unstack(im, LENGTH)
+    x: tl.tensor = ()
+    for a in tl.static_range(LENGTH):
+        x = x + ((re_in[a], im_in[a]),)
+    x = _dft(x, LENGTH, SIGN)
+    re_out: tl.tensor = ()
+    im_out: tl.tensor = ()
+    for a in tl.static_range(LENGTH):
+        re_out = re_out + (x[a][0],)
+        im_out = im_out + (x[a][1],)
+    return _stack(re_out, LENGTH), _stack(im_out, LENGTH)
+
+
+@triton.jit
+def _unstack(x: tl.tensor, LENGTH: tl.constexpr) -> tl.tensor:
+    """Return the columns of (E, LENGTH) as a tuple."""
+    if LENGTH == 16:
+        even, odd = tl.split(tl.reshape(x, [x.shape[0], 2, 2, 2, 2]))
+        e = _split8(even)
+        o = _split8(odd)
+        return (e[0], o[0], e[1], o[1], e[2], o[2], e[3], o[3], e[4], o[4], e[5], o[5], e[6], o[6], e[7], o[7])
+    else:  # noqa: RET505  (Triton needs the branch that is not taken to stay out of the function's type)
+        return _split8(tl.reshape(x, [x.shape[0], 2, 2, 2]))
+
+
+@triton.jit
+def _stack(x: tl.tensor, LENGTH: tl.constexpr) -> tl.tensor:
+    """Return a tuple of (E,) as (E, LENGTH)."""
+    if LENGTH == 16:
+        even = _join8(x[0], x[2], x[4], x[6], x[8], x[10], x[12], x[14])
+        odd = _join8(x[1], x[3], x[5], x[7], x[9], x[11], x[13], x[15])
+        return tl.reshape(tl.join(even, odd), [x[0].shape[0], 16])
+    else:  # noqa: RET505
+        return tl.reshape(_join8(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]), [x[0].shape[0], 8])
+
+
+@triton.jit
+def _split8(x: tl.tensor) -> tl.tensor:
+    """Return the eight tensors behind the last three axes, each of length 2."""
+    even, odd = tl.split(x)
+    even0, even1 = tl.split(even)
+    odd0, odd1 = tl.split(odd)
+    x0, x4 = tl.split(even0)
+    x2, x6 = tl.split(even1)
+    x1, x5 = tl.split(odd0)
+    x3, x7 = tl.split(odd1)
+    return (x0, x1, x2, x3, x4, x5, x6, x7)
+
+
+@triton.jit
+def _join8(
+    x0: tl.tensor,
+    x1: tl.tensor,
+    x2: tl.tensor,
+    x3: tl.tensor,
+    x4: tl.tensor,
+    x5: tl.tensor,
+    x6: tl.tensor,
+    x7: tl.tensor,
+) -> tl.tensor:
+    even = tl.join(tl.join(x0, x4), tl.join(x2, x6))
+    odd = tl.join(tl.join(x1, x5), tl.join(x3, x7))
+    return tl.join(even, odd)
+
+
+@triton.jit
+def _dft(x: tl.tensor, LENGTH: tl.constexpr, SIGN: tl.constexpr) -> tl.tensor:
+    """Return Σ_a x[a] exp(SIGN·2πi·a·c/LENGTH) for c = 0 .. LENGTH − 1, a tuple of (re, im) like x."""
+    if LENGTH == 16:
+        return _dft16(x, SIGN)
+    else:  # noqa: RET505
+        return _dft8(x, SIGN)
+
+
+@triton.jit
+def _dft16(x: tl.tensor, SIGN: tl.constexpr) -> tl.tensor:
+    COS: tl.constexpr = 0.9238795325112867  # of π/8
+    SIN: tl.constexpr = 0.3826834323650898
+    HALF: tl.constexpr = 0.7071067811865476  # √½
+    a0, a1, a2, a3 = _dft4(x[0], x[4], x[8], x[12], SIGN)
+    b0, b1, b2, b3 = _dft4(x[1], x[5], x[9], x[13], SIGN)
+    c0, c1, c2, c3 = _dft4(x[2], x[6], x[10], x[14], SIGN)
+    d0, d1, d2, d3 = _dft4(x[3], x[7], x[11], x[15], SIGN)
+    b1, b2, b3 = _times(b1, COS, SIGN * SIN), _times(b2, HALF, SIGN * HALF), _times(b3, SIN, SIGN * COS)
+    c1, c2, c3 = _times(c1, HALF, SIGN * HALF), _turn(c2, SIGN), _times(c3, -HALF, SIGN * HALF)
+    d1, d2, d3 = _times(d1, SIN, SIGN * COS), _times(d2, -HALF, SIGN * HALF), _times(d3, -COS, -SIGN * SIN)
+    y0, y4, y8, y12 = _dft4(a0, b0, c0, d0, SIGN)
+    y1, y5, y9, y13 = _dft4(a1, b1, c1, d1, SIGN)
+    y2, y6, y10, y14 = _dft4(a2, b2, c2, d2, SIGN)
+    y3, y7, y11, y15 = _dft4(a3, b3, c3, d3, SIGN)
+    return (y0, y1, y2, y3, y4, y5, y6, y7, y8, y9, y10, y11, y12, y13, y14, y15)
+
+
+@triton.jit
+def _dft8(x: tl.tensor, SIGN: tl.constexpr) -> tl.tensor:
+    HALF: tl.constexpr = 0.7071067811865476  # √½
+    a0, a1, a2, a3 = _dft4(x[0], x[2], x[4], x[6], SIGN)
+    b0, b1, b2, b3 = _dft4(x[1], x[3], x[5], x[7], SIGN)
+    b1, b2, b3 = _times(b1, HALF, SIGN * HALF), _turn(b2, SIGN), _times(b3, -HALF, SIGN * HALF)
+    y0, y4 = _plus(a0, b0), _minus(a0, b0)
+    y1, y5 = _plus(a1, b1), _minus(a1, b1)
+    y2, y6 = _plus(a2, b2), _minus(a2, b2)
+    y3, y7 = _plus(a3, b3), _minus(a3, b3)
+    return (y0, y1, y2, y3, y4, y5, y6, y7)
+
+
+@triton.jit
+def _dft4(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor, SIGN: tl.constexpr) -> tl.tensor:
+    p, q = _plus(a, c), _minus(a, c)
+    r, s = _plus(b, d), _turn(_minus(b, d), SIGN)
+    return _plus(p, r), _plus(q, s), _minus(p, r), _minus(q, s)
+
+
+@triton.jit
+def _plus(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return a[0] + b[0], a[1] + b[1]
+
+
+@triton.jit
+def _minus(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return a[0] - b[0], a[1] - b[1]
+
+
+@triton.jit
+def _turn(a: tl.tensor, SIGN: tl.constexpr) -> tl.tensor:
+    """Return SIGN·i·a."""
+    return -SIGN * a[1], SIGN * a[0]
+
+
+@triton.jit
+def _times(a: tl.tensor, re: tl.tensor, im: tl.tensor) -> tl.tensor:
+    return a[0] * re - a[1] * im, a[0] * im + a[1] * re

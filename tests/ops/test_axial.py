@@ -1,0 +1,131 @@
+"""The fast value path against the written-out one in float64: values, gradients, the head norm, compilation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ergoflow.ops.axial import apply_kernels, axial_mix, head_norm
+
+GRIDS = [(7,), (5, 7), (9, 2), (3, 4, 5)]
+
+
+def drawn(*shape, seed=0, dtype=torch.float64):
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return values.requires_grad_()
+
+
+def inputs(grid, *, batch=2, heads=3, scale=1.0, dtype=torch.float64):
+    x, value, merge = drawn(batch, *grid, 6), drawn(heads * 4, 6, seed=1), drawn(5, heads * 4, seed=2)
+    kernels = [drawn(batch, heads, size, size, seed=3 + axis) for axis, size in enumerate(grid)]
+    tensors = [x, value, merge, *(scale * kernel for kernel in kernels)]
+    return [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
+
+
+def mixed(tensors, impl):
+    x, value, merge, *kernels = tensors
+    return axial_mix(x, value, kernels, merge, impl=impl)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_fast_value_path_is_the_written_one(grid, scale):
+    """Also with kernels so small that the values leave two axes with a variance of 1e-16."""
+    tensors = inputs(grid, scale=scale)
+    fast, written = (mixed(tensors, impl) for impl in ("torch", "reference"))
+    torch.testing.assert_close(fast, written, rtol=1e-10, atol=1e-10)
+    seed = torch.randn_like(written)
+    pairs = zip(*(torch.autograd.grad(y, tensors, seed) for y in (fast, written)), strict=True)
+    for first, second in pairs:
+        torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-10 * second.abs().max().item())
+
+
+def test_written_value_path_is_the_formula():
+    x, value, merge, *kernels = inputs((3, 4))
+    v = torch.einsum("bxyd,hcd->bhxyc", x, value.unflatten(0, (3, 4)))
+    u = torch.einsum("bhix,bhjy,bhxyc->bhijc", *kernels, v) / 12
+    z = (u - u.mean((2, 3, 4), keepdim=True)) / u.std((2, 3, 4), correction=0, keepdim=True)
+    expected = torch.einsum("bhijc,ehc->bije", z, merge.unflatten(1, (3, 4)))
+    torch.testing.assert_close(mixed((x, value, merge, *kernels), "reference"), expected)
+
+
+def test_a_mean_far_from_zero_costs_no_digits():
+    """Values around 1000 ± 1 in float32: the variance is taken about the mean."""
+    x = 1000 + torch.randn(1, 8, 8, 1, generator=torch.Generator().manual_seed(0))
+    kernels = [8 * torch.eye(8).expand(1, 1, 8, 8)] * 2
+    one = torch.ones(1, 1)
+    y = axial_mix(x, one, kernels, one, impl="torch")
+    exact = axial_mix(x.double(), one.double(), [k.double() for k in kernels], one.double(), impl="reference")
+    torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-3)
+
+
+def test_kernels_may_be_transposed_views():
+    x, value, merge, *kernels = inputs((5, 7))
+    straight = axial_mix(x, value, [kernel.mT.contiguous() for kernel in kernels], merge)
+    torch.testing.assert_close(axial_mix(x, value, [kernel.mT for kernel in kernels], merge), straight)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_forward_mode_derivative_is_the_finite_difference():
+    x, value, merge, *kernels = (tensor.detach() for tensor in inputs((4, 5)))
+    direction = drawn(*x.shape, seed=9).detach()
+
+    def of(features):
+        return axial_mix(features, value, kernels, merge)
+
+    _, tangent = torch.func.jvp(of, (x,), (direction,))
+    difference = (of(x + 1e-6 * direction) - of(x - 1e-6 * direction)) / 2e-6
+    torch.testing.assert_close(tangent, difference, rtol=1e-6, atol=1e-6)
+
+
+def test_autocast_stays_close_and_gives_float32_gradients():
+    tensors = inputs((6, 7), dtype=torch.float32)
+    exact = mixed(tensors, "reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = mixed(tensors, "torch")
+    assert rounded.dtype == torch.bfloat16
+    # Five roundings of 2^-9 in a row.
+    assert (rounded.float() - exact).norm() < 0.02 * exact.norm()
+    for gradient in torch.autograd.grad(rounded.float().square().sum(), tensors):
+        assert gradient.dtype == torch.float32
+        assert gradient.isfinite().all()
+
+
+def test_compiled_value_path_is_one_graph_with_the_same_gradients():
+    tensors = inputs((5, 7))
+
+    def loss(*tensors):
+        return mixed(tensors, "auto").square().sum()
+
+    expected = torch.autograd.grad(loss(*tensors), tensors)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for first, second in zip(torch.autograd.grad(compiled(*tensors), tensors), expected, strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_second_derivatives_are_refused():
+    tensors = inputs((4, 5))
+    (gradient,) = torch.autograd.grad(mixed(tensors, "torch").square().sum(), tensors[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_one_kernel_per_axis_is_needed():
+    x, value, merge, *kernels = inputs((4, 5))
+    with pytest.raises(ValueError, match=r"one kernel per grid axis .*, got 1; give"):
+        axial_mix(x, value, kernels[:1], merge)
+
+
+def test_triton_is_refused_without_a_gpu_or_the_interpreter(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    tensors = [tensor.detach().float() for tensor in inputs((4, 5))]
+    with pytest.raises(ValueError, match="needs CUDA tensors or TRITON_INTERPRET=1, got tensors on cpu; choose"):
+        mixed(tensors, "triton")
+
+
+def test_public_pieces_make_up_the_value_path():
+    x, value, merge, *kernels = inputs((5, 7))
+    values = (x @ value.mT).unflatten(-1, (3, 4)).movedim(-2, 1)
+    joined = head_norm(apply_kernels(kernels, values)).flatten(1, 2).movedim(1, -1) @ merge.mT
+    torch.testing.assert_close(mixed((x, value, merge, *kernels), "auto"), joined)

@@ -1,0 +1,54 @@
+"""Operators with hand-written gradients: what a compiler is told of them is true, and they choose as asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ergoflow.ops import axial, conv, pool
+from ergoflow.ops.choice import choose_impl, is_reference, use_impl
+
+
+def drawn(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+CASES = {
+    "axial_pool": (pool._POOL, drawn((2, 3, 4, 5), (6, 5), (6, 5)), [0, 1]),
+    "axial_mix": (axial._MIX, drawn((2, 3, 4, 5), (6, 5), (4, 6), (2, 2, 3, 3), (2, 2, 4, 4)), [2]),
+    "circular_conv": (conv._CONV, drawn((2, 4, 5, 6), (6, 2, 5, 5), (6,)), [2]),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_shapes_strides_and_gradients_are_as_the_compiler_is_told(name):
+    operator, tensors, numbers = CASES[name]
+    assert operator.name == name
+    opaque = getattr(torch.ops.ergoflow, name).default
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    torch.library.opcheck(opaque, (tensors, numbers, "torch"), test_utils=checks)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_opaque_operator_is_the_eager_one(name):
+    operator, tensors, numbers = CASES[name]
+    count = operator.results(len(tensors))
+    eager, opaque = operator(tensors, numbers, "torch"), operator.opaque(tensors, numbers, "torch")[:count]
+    seeds = [torch.randn_like(result) for result in eager]
+    gradients = [torch.autograd.grad(results, tensors, seeds) for results in (eager, opaque)]
+    for first, second in zip([*eager, *gradients[0]], [*opaque, *gradients[1]], strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_a_block_of_code_can_be_told_to_take_the_reference():
+    x = torch.zeros(1)
+    assert choose_impl(x, "auto") == "torch"
+    with use_impl("reference"):
+        assert is_reference(x)
+        assert choose_impl(x, "torch") == "torch"
+    assert not is_reference(x)
+
+
+def test_tensors_without_data_take_the_reference():
+    assert is_reference(torch.zeros(1, device="meta"))
