@@ -24,7 +24,7 @@ def test_every_operator_is_timed_with_both_implementations():
     assert [row["operator"] for row in rows[::2]] == [*OPERATORS, "convolution 5×5", "convolution 3×3"]
     assert [row["impl"] for row in rows] == ["reference", "auto"] * 6
     for row in rows:
-        assert 0 < row["forward ms"] < 100
+        assert row["forward ms"] > 0
         assert row["least MB"] > 0
 
 

@@ -17,6 +17,7 @@ import ergoflow
 from ergoflow.config import Recipe, override
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.metrics import StatisticsResult
+from ergoflow.models.mno import MNOConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
 from ergoflow.numerics.trajectory import rollout
 from ergoflow.pipeline.predict import kept_steps, predict
@@ -201,6 +202,17 @@ def test_a_second_training_needs_to_be_told_what_to_do(workspace: Workspace, sco
     with pytest.raises(ValueError, match=r"was trained with model\.sigma="):
         train(tiny("model.sigma=2"), workspace, seed=0, device=CPU, console=console(), resume=True)
     assert (scored / "model.safetensors").read_bytes() == weights
+
+
+def test_a_model_that_cannot_be_built_does_not_cost_the_earlier_run(workspace: Workspace, scored: Path) -> None:
+    before = (scored / "model.safetensors").read_bytes()
+    wide = tiny("model.decoder_kernels=[41, 41]")
+    with pytest.raises(ValueError, match="already"):
+        train(wide, workspace, seed=0, device=CPU, console=console())
+    impossible = dataclasses.replace(tiny(), model=MNOConfig(modes=40))
+    with pytest.raises(ValueError, match="waves up to"):
+        train(impossible, workspace, seed=0, device=CPU, console=console(), overwrite=True)
+    assert (scored / "model.safetensors").read_bytes() == before
 
 
 def test_an_interrupted_training_is_finished_before_it_is_scored(workspace: Workspace) -> None:

@@ -64,15 +64,16 @@ def train(
     store = open_store(recipe, workspace)
     folder = workspace.run(recipe.name, seed)
     with launch_context(device) as context:
-        if context.is_main:
-            _prepare_folder(folder, recipe, resume=resume, overwrite=overwrite)
-        # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
-        context.largest(0.0)
         normalizer = normalizer_of(store, stride=recipe.task.stride)
         needs_radius = recipe.task.guard or recipe.objective.dissipativity_weight > 0
         radius = training_radius(store, normalizer) if needs_radius else None
         facts = RunFacts.of(store.info, normalizer, recipe.step_seconds, radius=radius)
+        # Built before an earlier run may be discarded: a model that cannot be built must not cost one.
         step = build_step(recipe, facts, seed=seed).to(context.device)
+        if context.is_main:
+            _prepare_folder(folder, recipe, resume=resume, overwrite=overwrite)
+        # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
+        context.largest(0.0)
         if context.is_main:
             write_run(folder, recipe, facts)
         if any(p.requires_grad for p in step.parameters()):

@@ -57,7 +57,10 @@ def find_recipe(name: str) -> Recipe:
 
 def find_recipes(names: Sequence[str]) -> list[Recipe]:
     """The recipes of a list of names, each once; the name of a collection stands for its members."""
-    groups = collections()
+    groups, known = collections(), catalogue()
+    for name in names:
+        if not (name in groups or name in known or name.endswith(".json") or "/" in name):
+            raise ValueError(f"unknown recipe or group {name!r}; {_hint(name, [*groups, *known])}")
     members = [member for name in names for member in groups.get(name, (name,))]
     return [find_recipe(name) for name in dict.fromkeys(members)]
 
