@@ -23,14 +23,12 @@ from typing import Annotated
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ergoflow import __version__
 from ergoflow.config import ChannelDatasetConfig, Recipe, override, to_dict
 from ergoflow.pipeline.workspace import Workspace, pick_device
-from ergoflow.recipes import catalogue, collections, datasets, find_dataset, find_recipe, find_recipes
+from ergoflow.recipes import datasets, find_dataset, find_recipe, find_recipes
 
 # Parameters of mallopt, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -71,38 +69,13 @@ def recipes(
     name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Print this recipe as JSON instead.")] = None,
 ) -> None:
     """List the catalogue: data sets, experiments and groups of experiments."""
+    from ergoflow.pipeline.listing import print_catalogue
+
     console = _console()
     if name is not None:
         console.print_json(json.dumps(to_dict(find_recipe(name))))
-        return
-    sets = Table(
-        "name", "grid", "frames", "every", "train/valid/test", "size", title="data sets: ergoflow simulate NAME"
-    )
-    for d in datasets().values():
-        count, values = d.train + d.valid + d.test, d.frames * d.grid[0] * d.grid[1]
-        splits = f"{d.train}/{d.valid}/{d.test}"
-        grid, size = "×".join(map(str, d.grid)), f"{4e-9 * values * count:.1f} GB"
-        sets.add_row(d.name, grid, str(d.frames), f"{d.frame_seconds:g} s", splits, size)
-    runs = Table("task", "step", "models", title="recipes TASK-MODEL: ergoflow train NAME (settings: recipes NAME)")
-    for task, members in _by_task().items():
-        models = [recipe.name.removeprefix(f"{task}-") for recipe in members]
-        shown = [f"{m}\\[-common]" if f"{m}-common" in models else m for m in models if not m.endswith("-common")]
-        runs.add_row(task, f"{members[0].step_seconds:.3g} s", " ".join(shown))
-    groups = Table("name", "recipes", title="groups: ergoflow reproduce NAME")
-    for group, names in collections().items():
-        groups.add_row(group, f"{len(names)}: {names[0]} … {names[-1]}")
-    for table in (sets, runs, groups):
-        table.box, table.title_justify, table.columns[0].no_wrap = box.SIMPLE, "left", True
-        console.print(table)
-
-
-def _by_task() -> dict[str, list[Recipe]]:
-    """The catalogue by what stands before the model in a name."""
-    tasks: dict[str, list[Recipe]] = {}
-    for recipe in catalogue().values():
-        ending = "-coarse" if recipe.task.stride > 1 else ""
-        tasks.setdefault(recipe.dataset.name + ending, []).append(recipe)
-    return tasks
+    else:
+        print_catalogue(console)
 
 
 @app.command()

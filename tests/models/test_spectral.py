@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from ergoflow.models.layers import check_state
 from ergoflow.models.spectral import (
     SpectralConv,
     append_coordinates,
     check_plane,
-    check_state,
     crop_walls,
     normal_weight,
     pad_walls,
@@ -262,4 +262,4 @@ def test_grids_and_states_of_other_shapes_are_refused():
         check_plane((8, 8, 8), (True, True, True))
     for shape in [(2, 2, 9), (2, 2, 9, 9, 9), (2, 3, 9, 9)]:
         with pytest.raises(ValueError, match=r"must be \(B, 2, \*grid\) with 2 grid axes, got .*; build the model"):
-            check_state(torch.zeros(shape), 2)
+            check_state(torch.zeros(shape), 2, 2)

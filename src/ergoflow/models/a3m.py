@@ -25,7 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ergoflow.models.attention import FUSIONS, POOLINGS, AxialAttention
-from ergoflow.models.layers import ResidualConv, WallPadding, at_least_float32, convolution, linear, precise_linear
+from ergoflow.models.layers import (
+    ResidualConv,
+    WallPadding,
+    at_least_float32,
+    check_state,
+    convolution,
+    linear,
+    precise_linear,
+)
 from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.positions import PositionCode
 from ergoflow.ops.choice import is_reference
@@ -166,11 +174,7 @@ class A3M(nn.Module):
         return kernels
 
     def _lift(self, z: Tensor) -> Tensor:
-        if z.ndim != 2 + self.num_axes or z.shape[1] != self.in_channels:
-            raise ValueError(
-                f"a state must be (B, {self.in_channels}, *grid) with {self.num_axes} grid axes, "
-                f"got {tuple(z.shape)}; build the model for these channels and this grid"
-            )
+        check_state(z, self.in_channels, self.num_axes)
         # The residual stream stays in float32 under autocast.
         return at_least_float32(self.lift(z.movedim(1, -1)))  # (B, *grid, D)
 

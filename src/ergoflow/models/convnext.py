@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.layers import WallPadding, at_least_float32, convolution, linear
+from ergoflow.models.layers import WallPadding, at_least_float32, check_state, convolution, linear
 
 # Between two levels.
 STRIDE = 2
@@ -133,11 +133,7 @@ class ConvNeXt(nn.Module):
         return shuffle(self.head(self.norm(x)), self.config.patch).movedim(-1, 1)
 
     def _lift(self, z: Tensor) -> Tensor:
-        if z.ndim != 2 + len(self.periodic) or z.shape[1] != self.in_channels:
-            raise ValueError(
-                f"a state must be (B, {self.in_channels}, *grid) with {len(self.periodic)} grid axes, "
-                f"got {tuple(z.shape)}; build the model for these channels and this grid"
-            )
+        check_state(z, self.in_channels, len(self.periodic))
         self._check_grid(tuple(z.shape[2:]))
         # The residual stream stays in float32 under autocast.
         return at_least_float32(self.lift(unshuffle(z.movedim(1, -1), self.config.patch)))

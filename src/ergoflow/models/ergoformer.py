@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from ergoflow.models.attention import POOLINGS, head_norm
 from ergoflow.models.axial import AxisKernel, Codes, apply_along
 from ergoflow.models.convnext import STRIDE, ConvNeXt, ConvNeXtConfig
-from ergoflow.models.layers import at_least_float32, linear
+from ergoflow.models.layers import at_least_float32, check_state, linear
 from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.transport import Transport
 from ergoflow.models.velocity import scaled_velocity
@@ -161,11 +161,7 @@ class Ergoformer(nn.Module):
     def _inputs(self, z: Tensor) -> Tensor:
         """Return the state with what is known from it and from the grid, (B, C_in + extra, *grid)."""
         axes = len(self.periodic)
-        if z.ndim != 2 + axes or z.shape[1] != self.in_channels:
-            raise ValueError(
-                f"a state must be (B, {self.in_channels}, *grid) with {axes} grid axes, "
-                f"got {tuple(z.shape)}; build the model for these channels and this grid"
-            )
+        check_state(z, self.in_channels, axes)
         inputs = [z]
         if self.config.velocity:
             inputs.append(scaled_velocity(z))

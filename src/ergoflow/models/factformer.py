@@ -51,7 +51,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ergoflow.models.attention import AxialReducer
-from ergoflow.models.layers import at_least_float32, linear
+from ergoflow.models.layers import at_least_float32, check_state, linear
 from ergoflow.models.positions import PositionCode, axis_coordinates
 from ergoflow.ops.axial import axial_mix
 
@@ -143,11 +143,7 @@ class FactFormer(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the next state: D(w + P(w)) with w = φ(z) + e, P the propagator and D the decoder."""
-        if z.ndim != 2 + self.num_axes or z.shape[1] != self.in_channels:
-            raise ValueError(
-                f"a state must be (B, {self.in_channels}, *grid) with {self.num_axes} grid axes, "
-                f"got {tuple(z.shape)}; build the model for these channels and this grid"
-            )
+        check_state(z, self.in_channels, self.num_axes)
         # The residual stream stays in float32 under autocast.
         x = at_least_float32(self.lift(z.movedim(1, -1)))  # (B, *grid, D)
         for block in self.blocks:

@@ -36,13 +36,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.layers import at_least_float32, linear
+from ergoflow.models.layers import at_least_float32, check_state, linear
 from ergoflow.models.spectral import (
     SpectralConv,
     append_coordinates,
     check_plane,
     check_resolution,
-    check_state,
     crop_walls,
     pad_walls,
     pointwise,
@@ -118,7 +117,7 @@ class MNO(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the decoded features of the last Fourier layer."""
-        check_state(z, self.in_channels)
+        check_state(z, self.in_channels, 2)
         padding = wall_widths(z.shape[2:], self.periodic, self.domain_padding)
         u = pad_walls(pointwise(append_coordinates(z, self.coordinate_range), self.lift), padding)
         last = len(self.layers) - 1

@@ -50,7 +50,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.layers import WallPadding, at_least_float32, convolution, linear
+from ergoflow.models.layers import WallPadding, at_least_float32, check_state, convolution, linear
 from ergoflow.numerics.multiwavelets import analyse, plane_filters, synthesise
 
 NUM_AXES = 2
@@ -127,11 +127,7 @@ class MWT(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the field (B, C_out, X, Y) after all blocks."""
-        if z.ndim != 2 + NUM_AXES or z.shape[1] != self.in_channels:
-            raise ValueError(
-                f"a state must be (B, {self.in_channels}, *grid) with {NUM_AXES} grid axes, "
-                f"got {tuple(z.shape)}; build the model for these channels and this grid"
-            )
+        check_state(z, self.in_channels, NUM_AXES)
         grid = z.shape[2:]
         self._check_grid(grid)
         padded = self._padded(grid)

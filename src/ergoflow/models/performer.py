@@ -51,7 +51,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ergoflow.models.a3m import A3MConfig, Decoder
-from ergoflow.models.layers import WallPadding, at_least_float32, linear
+from ergoflow.models.layers import WallPadding, at_least_float32, check_state, linear
 from ergoflow.models.operator import LatentOperator, OperatorMode, random_orthogonal
 from ergoflow.models.positions import PositionCode
 
@@ -143,11 +143,7 @@ class Performer(nn.Module):
 
     def encode(self, z: Tensor) -> Tensor:
         """Return the latent features φ(z), (B, *grid, L)."""
-        if z.ndim != 2 + self.num_axes or z.shape[1] != self.in_channels:
-            raise ValueError(
-                f"a state must be (B, {self.in_channels}, *grid) with {self.num_axes} grid axes, "
-                f"got {tuple(z.shape)}; build the model for these channels and this grid"
-            )
+        check_state(z, self.in_channels, self.num_axes)
         # The residual stream stays in float32 under autocast.
         x = at_least_float32(self.lift(z.movedim(1, -1)))  # (B, *grid, D)
         for block in self.blocks:

@@ -143,15 +143,6 @@ def check_plane(grid: Sequence[int], periodic: Sequence[bool]) -> None:
         )
 
 
-def check_state(z: Tensor, channels: int) -> None:
-    """Raise unless z is (B, channels, X, Y)."""
-    if z.ndim != 4 or z.shape[1] != channels:
-        raise ValueError(
-            f"a state must be (B, {channels}, *grid) with 2 grid axes, got {tuple(z.shape)}; "
-            "build the model for these channels and this grid"
-        )
-
-
 def _real_mean(spectrum: Tensor) -> Tensor:
     """Return the spectrum (..., K) without the imaginary part of its first column, the mean over y."""
     parts = torch.view_as_real(spectrum)  # (..., K, 2)

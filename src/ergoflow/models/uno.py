@@ -49,13 +49,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.layers import at_least_float32, linear
+from ergoflow.models.layers import at_least_float32, check_state, linear
 from ergoflow.models.spectral import (
     SpectralConv,
     append_coordinates,
     check_plane,
     check_resolution,
-    check_state,
     crop_walls,
     normal_weight,
     pad_walls,
@@ -178,7 +177,7 @@ class UNO(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the projected features of the last block."""
-        check_state(z, self.in_channels)
+        check_state(z, self.in_channels, 2)
         padding = wall_widths(z.shape[2:], self.periodic, self.config.domain_padding)
         u = pad_walls(self.lift(append_coordinates(z, self.config.coordinate_range)), padding)
         kept: list[Tensor] = []
