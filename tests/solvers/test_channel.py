@@ -17,7 +17,7 @@ from ergoflow.solvers.channel import (
     initial_populations,
     make_step,
     moments,
-    plane_velocity,
+    plane_velocities,
     populations_from_velocity,
     refine,
     reichardt_profile,
@@ -133,13 +133,14 @@ def test_wall_friction_takes_what_the_force_gives_in_a_laminar_channel() -> None
     torch.testing.assert_close(profile, y * (8 - y) / 32, rtol=0, atol=0.01)
 
 
-def test_plane_velocity_is_one_column_in_units_of_u_tau() -> None:
+def test_plane_velocities_are_columns_in_units_of_u_tau() -> None:
     for config in (SMALL, HALF):
         state = initial_populations(config, seed=0)
-        plane = plane_velocity(state, 7, config)
-        assert plane.shape == (3, 12, 8)
-        torch.testing.assert_close(plane, velocity_plus(state, config)[:, :, 7])
-        assert float(plane[0].mean()) == pytest.approx(15.7, abs=4)
+        planes = plane_velocities(state, (7, 2), config)
+        assert planes.shape == (2, 3, 12, 8)
+        for plane, x in zip(planes, (7, 2), strict=True):
+            torch.testing.assert_close(plane, velocity_plus(state, config)[:, :, x])
+            assert float(plane[0].mean()) == pytest.approx(15.7, abs=4)
 
 
 def test_half_storage_follows_single_storage() -> None:
@@ -235,6 +236,6 @@ def test_other_states_than_the_configs_are_refused() -> None:
         with pytest.raises(ValueError, match="populations must be"):
             step(bad)
     with pytest.raises(ValueError, match="x must lie in"):
-        plane_velocity(initial_populations(SMALL, seed=0), 10, SMALL)
+        plane_velocities(initial_populations(SMALL, seed=0), (3, 10), SMALL)
     with pytest.raises(ValueError, match="substeps"):
         make_step(SMALL, substeps=0)

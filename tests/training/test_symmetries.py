@@ -87,7 +87,7 @@ def test_channel_symmetries_commute_with_the_lattice_solver_to_round_off(element
 
     def advanced(velocity: Tensor) -> Tensor:
         state = step(channel.populations_from_velocity(velocity.contiguous(), config))
-        return torch.stack([channel.plane_velocity(state, x, config) for x in range(6)], dim=2) * units
+        return channel.plane_velocities(state, range(6), config).movedim(0, 2) * units
 
     def defect(move: Moves) -> float:
         moved = move(planes(start))[:, 0].permute(1, 2, 0, 3)

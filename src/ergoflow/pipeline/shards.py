@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ergoflow.config import SPLITS, ChannelDatasetConfig, DatasetConfig
+from ergoflow.data.store import is_complete
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,14 @@ def list_shards(dataset: DatasetConfig, folder: Path) -> Iterator[Shard]:
         for first in range(0, total, size):
             path = folder / "data" / split / f"{dataset.name}_{first:04d}.hdf5"
             yield Shard(split, first, min(size, total - first), path)
+
+
+def completeness(dataset: DatasetConfig, folder: Path) -> str:
+    """How much of a data set lies in its folder, in words."""
+    shards = list(list_shards(dataset, folder))
+    made = sum(shard.count for shard in shards if is_complete(shard.path))
+    total = sum(shard.count for shard in shards)
+    return "complete" if made == total else f"{made} of {total} trajectories"
 
 
 def batches(shards: Iterable[Shard], size: int) -> Iterator[tuple[Shard, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +24,16 @@ from ergoflow.data.store import DatasetInfo, ShardWriter
 from ergoflow.ops import lbm
 from ergoflow.ops.lbm import Impl
 from ergoflow.pipeline.progress import bar
-from ergoflow.pipeline.shards import Shard, list_shards, trajectory_seed
+from ergoflow.pipeline.shards import FrameQueue, Shard, list_shards, trajectory_seed
 from ergoflow.pipeline.workspace import commit
-from ergoflow.solvers.channel import ChannelConfig, block, initial_populations, make_step, plane_velocity, refine
+from ergoflow.solvers.channel import ChannelConfig, block, initial_populations, make_step, plane_velocities, refine
 from ergoflow.solvers.channel_statistics import check
 
 # The watch-dogs look at the flow this often during the spin-up, and at every tenth frame later.
 STEPS_PER_CHECK = 500
 FRAMES_PER_CHECK = 10
+# Frames that may wait for their writer; 8 planes of 192² are 7 MB.
+WAITING_FRAMES = 32
 # The paper's start: 50 domain-throughs behind a block, 50 more without it.
 BLOCK_THROUGHS = 50
 # Lattice updates from which compiling the step (some ten seconds) pays on a CPU.
@@ -77,22 +80,39 @@ def make_channel(
 def _segment(
     dataset: ChannelDatasetConfig, shard: Shard, state: Tensor, *, device: torch.device, console: Console
 ) -> Tensor:
-    """Write one shard and return the state after its last frame."""
+    """Write one shard, behind the simulation, and return the state after its last frame."""
     step = make_step(dataset.flow, substeps=dataset.steps_per_frame, device=device, impl=channel_impl(dataset, device))
     planes = dataset.planes[: shard.count]
     first = shard.first // len(dataset.planes) * dataset.frames
-    writer = ShardWriter(
-        shard.path, dataset_info(dataset, shard.split), count=shard.count, frames=dataset.frames, dtype=dataset.storage
-    )
     title = f"simulate {dataset.name} {shard.title}"
-    with bar(console, title, dataset.frames * dataset.steps_per_frame, "steps") as advance, writer:
-        for t in range(dataset.frames):
-            state = step(state)
-            if t % FRAMES_PER_CHECK == 0:
-                check(state, dataset.flow, step=(first + t + 1) * dataset.steps_per_frame)
-            writer.write(t, torch.stack([plane_velocity(state, x, dataset.flow) for x in planes]))
-            advance(dataset.steps_per_frame)
+    frames = FrameQueue(WAITING_FRAMES)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        written = pool.submit(_write, dataset, shard, frames)
+        try:
+            with bar(console, title, dataset.frames * dataset.steps_per_frame, "steps") as advance:
+                for t in range(dataset.frames):
+                    state = step(state)
+                    if t % FRAMES_PER_CHECK == 0:
+                        check(state, dataset.flow, step=(first + t + 1) * dataset.steps_per_frame)
+                    frames.put(plane_velocities(state, planes, dataset.flow))
+                    advance(dataset.steps_per_frame)
+        except BaseException as error:
+            frames.fail(error)
+            raise
+        written.result()
     return state
+
+
+def _write(dataset: ChannelDatasetConfig, shard: Shard, frames: FrameQueue) -> None:
+    """Write a shard from its frames; the work of a thread."""
+    info = dataset_info(dataset, shard.split)
+    try:
+        with ShardWriter(shard.path, info, count=shard.count, frames=dataset.frames, dtype=dataset.storage) as writer:
+            for t in range(dataset.frames):
+                writer.write(t, frames.take())
+    except BaseException as error:
+        frames.fail(error)
+        raise
 
 
 def _resume(

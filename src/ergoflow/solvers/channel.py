@@ -9,6 +9,7 @@ The populations are everything: save them, load them, and the run continues as i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -201,13 +202,15 @@ def moments(populations: Tensor, config: ChannelConfig) -> tuple[Tensor, Tensor,
     return excess, velocity, relaxed
 
 
-def plane_velocity(populations: Tensor, x: int, config: ChannelConfig) -> Tensor:
-    """Return (3, Y, Z): the velocity in units of u_τ on the plane of column x."""
+def plane_velocities(populations: Tensor, columns: Sequence[int], config: ChannelConfig) -> Tensor:
+    """Return (P, 3, Y, Z): the velocity in units of u_τ on the planes of P columns x."""
     _check_populations(populations, config)
-    if not 0 <= x < config.box[0]:
-        raise ValueError(f"x must lie in 0 .. {config.box[0] - 1}, got {x}; planes are counted in cells")
-    plane = populations[:, :, x : x + 1].contiguous()
-    return lbm.velocity(plane, force=config.units.force)[:, :, 0] / config.units.friction_velocity
+    for x in columns:
+        if not 0 <= x < config.box[0]:
+            raise ValueError(f"x must lie in 0 .. {config.box[0] - 1}, got {x}; planes are counted in cells")
+    planes = torch.stack([populations[:, :, x] for x in columns], dim=2)  # (19, Y, P, Z), or Z/2 pairs
+    velocity = lbm.velocity(planes, force=config.units.force) / config.units.friction_velocity
+    return velocity.movedim(2, 0).contiguous()
 
 
 def reichardt_profile(config: ChannelConfig) -> Tensor:
