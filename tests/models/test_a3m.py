@@ -195,6 +195,15 @@ def test_block_with_silent_attention_adds_the_code_alone():
     torch.testing.assert_close(block(x), x + block.position((9, 11)))
 
 
+def test_blocks_that_end_where_the_next_begins_are_blocks_one_by_one():
+    model = small_model((9, 11), depth=3).double()
+    z = state((9, 11), dtype=torch.float64)
+    x = model.lift(z.movedim(1, -1))
+    for block in model.blocks:
+        x = block(x)
+    torch.testing.assert_close(model.encode(z), model.expand(x))
+
+
 def test_decoder_is_the_written_chain():
     """GroupNorm, three times GELU(k×k + 1×1), and a last 1×1 without activation."""
     decoder = small_model((9, 11)).decoder

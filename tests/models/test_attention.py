@@ -16,6 +16,7 @@ from ergoflow.models.attention import (
     reduce_axes,
     split_heads,
 )
+from ergoflow.models.layers import GatedMLP, gated_mlps
 from ergoflow.models.positions import axis_coordinates, draw_frequencies, fourier_phases
 
 DOUBLE = {"device": torch.device("cpu"), "dtype": torch.float64}
@@ -137,6 +138,17 @@ def test_reducers_of_all_axes_at_once_see_the_features_through_the_first_map():
     for group, sequences in zip(groups, together, strict=True):
         for reducer, sequence in zip(group, sequences, strict=True):
             torch.testing.assert_close(sequence, reducer(features @ first.mT))
+
+
+def test_batched_mlps_are_the_mlps_one_by_one():
+    mlps = [GatedMLP(4, generator=seeded(seed)).double() for seed in range(3)]
+    x = randn(3, 7, 4).requires_grad_()
+    inputs = [x, *(parameter for mlp in mlps for parameter in mlp.parameters())]
+    together, alone = gated_mlps(mlps, x), torch.stack([mlp(part) for mlp, part in zip(mlps, x, strict=True)])
+    torch.testing.assert_close(together, alone)
+    gradients = [torch.autograd.grad(result.square().sum(), inputs) for result in (together, alone)]
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)
 
 
 def test_pooling_over_no_axes_is_the_identity():

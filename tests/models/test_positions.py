@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ergoflow.models.positions import PositionCode, axis_coordinates, draw_frequencies, fourier_phases
+from ergoflow.models.positions import (
+    KEPT_TABLES,
+    PositionCode,
+    axis_coordinates,
+    draw_frequencies,
+    fourier_features,
+    fourier_phases,
+)
 
 DOUBLE = {"device": torch.device("cpu"), "dtype": torch.float64}
 
@@ -89,3 +99,105 @@ def test_frequencies_are_saved_but_not_trained():
 def test_odd_width_is_refused():
     with pytest.raises(ValueError, match="dim must be even"):
         PositionCode(7, 1, sigma=1.0)
+
+
+# Kept features
+
+
+def written(grid, frequencies):
+    phases = fourier_phases(grid, frequencies)
+    return torch.cat([phases.cos(), phases.sin()], dim=-1)
+
+
+def small_code(seed=5):
+    return PositionCode(6, 2, sigma=2.0, generator=torch.Generator().manual_seed(seed))
+
+
+def written_code(code, grid):
+    return code.project(written(grid, code.frequencies).to(code.project.weight.dtype))
+
+
+def test_features_are_made_once_per_grid_and_dtype():
+    frequencies = draw_frequencies(2, 3, 2.0, generator=torch.Generator().manual_seed(5))
+    features = fourier_features((4, 5), frequencies)
+    torch.testing.assert_close(features, written((4, 5), frequencies), rtol=0, atol=0)
+    assert fourier_features([4, 5], frequencies) is features
+    assert fourier_features((5, 4), frequencies).shape == (5, 4, 6)
+    half = fourier_features((4, 5), frequencies, dtype=torch.bfloat16)
+    torch.testing.assert_close(half, features.bfloat16(), rtol=0, atol=0)
+    assert fourier_features((4, 5), frequencies) is features
+    shifted = fourier_features((4, 5), frequencies, (0.5, 1.5))
+    torch.testing.assert_close(
+        shifted, torch.cat([(p := fourier_phases((4, 5), frequencies, (0.5, 1.5))).cos(), p.sin()], -1)
+    )
+
+
+def test_only_some_grids_are_kept():
+    frequencies = draw_frequencies(1, 3, 2.0, generator=torch.Generator().manual_seed(5))
+    first = fourier_features((3,), frequencies)
+    others = [fourier_features((size,), frequencies) for size in range(4, 4 + KEPT_TABLES)]
+    assert fourier_features((3,), frequencies) is not first
+    assert fourier_features((3 + KEPT_TABLES,), frequencies) is others[-1]
+
+
+def test_changed_frequencies_give_another_code():
+    code, other = small_code(), small_code(seed=6)
+    before = code((3, 4))
+    code.load_state_dict(other.state_dict())
+    torch.testing.assert_close(code((3, 4)), other((3, 4)), rtol=0, atol=0)
+    assert not torch.allclose(code((3, 4)), before)
+    code.frequencies.mul_(2)
+    torch.testing.assert_close(code((3, 4)), written_code(code, (3, 4)))
+    code.frequencies = code.frequencies + 1
+    torch.testing.assert_close(code((3, 4)), written_code(code, (3, 4)))
+    code.load_state_dict({name: value + 1 for name, value in other.state_dict().items()}, assign=True)
+    torch.testing.assert_close(code((3, 4)), written_code(code, (3, 4)))
+
+
+def test_moved_and_copied_codes_have_features_of_their_own():
+    code = small_code()
+    code((3, 4))
+    copies = [copy.deepcopy(code), pickle.loads(pickle.dumps(code))]
+    for twin in copies:
+        twin.frequencies.add_(1)
+        torch.testing.assert_close(twin((3, 4)), written_code(twin, (3, 4)))
+    torch.testing.assert_close(code((3, 4)), written_code(code, (3, 4)))
+    assert code.double()((3, 4)).dtype == torch.float64
+    torch.testing.assert_close(code((3, 4)), written_code(code, (3, 4)))
+    assert set(code.state_dict()) == {"frequencies", "project.weight", "project.bias"}
+    assert code.to("meta")((3, 4)).is_meta
+
+
+def without_data(code):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert code((3, 4)).shape == (3, 4, 6)
+
+
+def test_features_made_in_inference_mode_or_while_tracing_do_not_reach_training():
+    for first in (
+        without_data,
+        lambda code: torch.inference_mode()(code)((3, 4)),
+        lambda code: torch.func.vjp(lambda x: x * code((3, 4)), torch.ones(6)),
+        lambda code: torch.func.vmap(lambda x: x * code((3, 4)))(torch.ones(2, 6)),
+    ):
+        code = small_code()
+        first(code)
+        result = code((3, 4))
+        result.sum().backward()
+        torch.testing.assert_close(result, written_code(code, (3, 4)))
+        torch.testing.assert_close(code.project.weight.grad[0], written((3, 4), code.frequencies).sum((0, 1)))
+
+
+def test_trainable_frequencies_receive_a_gradient():
+    frequencies = draw_frequencies(1, 3, 2.0, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    fourier_features((5,), frequencies).sum().backward()
+    assert frequencies.grad.abs().min() > 0
+
+
+def test_code_under_autocast_is_the_product_of_rounded_features():
+    code = small_code()
+    with torch.autocast("cpu", torch.bfloat16):
+        result, expected = code((9, 7)), written_code(code, (9, 7))
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    assert code((9, 7)).dtype == torch.float32

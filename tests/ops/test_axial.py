@@ -129,3 +129,22 @@ def test_public_pieces_make_up_the_value_path():
     values = (x @ value.mT).unflatten(-1, (3, 4)).movedim(-2, 1)
     joined = head_norm(apply_kernels(kernels, values)).flatten(1, 2).movedim(1, -1) @ merge.mT
     torch.testing.assert_close(mixed((x, value, merge, *kernels), "auto"), joined)
+
+
+def test_programs_share_the_lines_of_a_head_so_that_all_multiprocessors_end_together():
+    """16 heads on 132 multiprocessors: eight programs each, 32 of 256 lines; no more programs than lines."""
+    walkers = pytest.importorskip("ergoflow.ops.axial_triton")._walkers
+    assert walkers(16, 256, 1) == 8
+    assert walkers(132, 256, 1) == 1
+    assert walkers(1, 3, 2) == 3
+    # Two waves of short walks end before one wave of long ones.
+    assert walkers(67, 300, 1) > 1
+
+
+def test_samples_are_worked_on_in_equal_parts(monkeypatch):
+    module = pytest.importorskip("ergoflow.ops.axial_triton")
+    monkeypatch.setattr(module, "CHUNK", 40)
+    for batch, numbers, length in ((12, 10, 4), (6, 10, 3), (7, 10, 1), (3, 10, 3), (2, 100, 1)):
+        parts = module._chunks(batch, numbers)
+        assert [index for part in parts for index in range(batch)[part]] == list(range(batch))
+        assert {part.stop - part.start for part in parts} == {length}

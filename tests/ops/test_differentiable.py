@@ -7,6 +7,7 @@ import torch
 
 from ergoflow.ops import axial, conv, pool
 from ergoflow.ops.choice import choose_impl, is_reference, use_impl
+from ergoflow.ops.differentiable import Differentiable
 
 
 def drawn(*shapes):
@@ -52,3 +53,22 @@ def test_a_block_of_code_can_be_told_to_take_the_reference():
 
 def test_tensors_without_data_take_the_reference():
     assert is_reference(torch.zeros(1, device="meta"))
+
+
+def test_gradients_that_share_memory_are_returned_apart():
+    def backward(gradients, tensors, kept, numbers, impl):
+        both = torch.stack([gradients[0] * tensors[1], gradients[0] * tensors[0]])
+        return [*both.unbind(), gradients[0]]
+
+    operator = Differentiable(
+        "sharing",
+        lambda inputs: 1,
+        lambda t, *_: [t[0] * t[1] + t[2]],
+        backward,
+        lambda t, *_: [torch.empty_like(t[0])],
+    )
+    a, b, c = drawn((3,), (3,), (3,))
+    operator.opaque([a, b, c], [0], "torch")[0].sum().backward()
+    torch.testing.assert_close(a.grad, b.detach())
+    torch.testing.assert_close(b.grad, a.detach())
+    torch.testing.assert_close(c.grad, torch.ones(3))

@@ -17,10 +17,16 @@ pytestmark = [
 HALF, WIDE, PLACES, WHOLE = "*bf16", "*fp32", "*i32", "i32"
 
 
-def compiled(kernel, settings, arguments, constants, tmp_path: Path) -> tuple[int, str]:
-    """Return the stack in bytes and the machine code of a kernel for compute capability 9.0.
+# Sixteen bytes per thread and copy: straight from global to shared memory, or held in registers on the way.
+STRAIGHT, HELD = "LDGSTS.E.BYPASS.128", "LDG.E.128"
+# Shared memory that a program may have, in bytes.
+SHARED = 227 * 1024
 
-    Pointers and integers are declared divisible by 16, as they are at the sizes of `a3m`.
+
+def compiled(kernel, settings, arguments, constants, tmp_path: Path) -> tuple[int, int, str]:
+    """Return the stack and the shared memory in bytes and the machine code of a kernel for compute capability 9.0.
+
+    Pointers and integers are declared divisible by 16, as they are at the sizes of `a3m` but for the walkers.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -28,7 +34,8 @@ def compiled(kernel, settings, arguments, constants, tmp_path: Path) -> tuple[in
 
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else arguments[name] for name in names}
-    aligned = [i for i, name in enumerate(names) if signature[name].startswith("*") or signature[name] == WHOLE]
+    whole = [name for name in names if signature[name] == WHOLE and name != "walkers"]
+    aligned = [i for i, name in enumerate(names) if signature[name].startswith("*") or name in whole]
     source = ASTSource(
         fn=kernel,
         signature=signature,
@@ -36,9 +43,9 @@ def compiled(kernel, settings, arguments, constants, tmp_path: Path) -> tuple[in
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
     options = {"num_warps": settings.warps, "num_stages": settings.stages, "enable_fp_fusion": True}
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
+    result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     path = tmp_path / "kernel.cubin"
-    path.write_bytes(binary)
+    path.write_bytes(result.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     usage, code = (
         subprocess.run([tool, flag, path], capture_output=True, text=True, check=True).stdout
@@ -46,11 +53,11 @@ def compiled(kernel, settings, arguments, constants, tmp_path: Path) -> tuple[in
     )
     stack = re.search(r"STACK:(\d+)", usage)
     assert stack is not None
-    return int(stack.group(1)), code
+    return int(stack.group(1)), result.metadata.shared, code
 
 
 def a3m_kernels():
-    """Kernels with settings, argument types and constants at 256² with 16 heads of 64; whether they copy as they go."""
+    """Kernels with settings, argument types and constants at 256² with 16 heads of 64; how they copy."""
     from ergoflow.ops import axial_triton, conv_triton, pool_triton
 
     axial, pool, half = axial_triton, pool_triton, {"PRECISION": "half"}
@@ -58,46 +65,50 @@ def a3m_kernels():
         ("size", "after", "lines", "heads", "head_dim", "points", "width", "outputs", "dim", "rows"), WHOLE
     )
     whole |= dict.fromkeys(("lines_per_split", "batch", "stride_b", "stride_h", "stride_i", "count", "columns"), WHOLE)
-    whole |= dict.fromkeys(("tiles", "tiles_per_split"), WHOLE)
-    settings = axial.INTEGRATE_SETTINGS
-    blocks = {"BLOCK_D": 64, "BLOCK_L": settings.columns // 64, "BLOCK_I": settings.rows, "BLOCK_J": settings.depth}
-    fields = {"kernel": HALF, "values": HALF, "out": HALF, "moments": WIDE, "scale": "fp32"}
-    for last in (False, True):
-        constants = half | blocks | {"STATISTICS": last, "stride_j": 1}
-        yield axial._integrate_kernel, settings, whole | fields, constants, True
+    whole |= dict.fromkeys(("tiles", "tiles_per_split", "walkers", "stride_j"), WHOLE)
+    for settings, copy in ((axial.INTEGRATE_SETTINGS, HELD), (axial.LONG_SETTINGS, STRAIGHT)):
+        held = {"WHOLE": settings.depth >= 256, "AHEAD": settings.stages == 1, "FULL": True}
+        blocks = {"BLOCK_D": 64, "BLOCK_L": settings.columns // 64, "BLOCK_I": settings.rows, "BLOCK_J": settings.depth}
+        fields = {"kernel": HALF, "values": HALF, "out": HALF, "moments": WIDE, "scale": "fp32"}
+        # The first axis, the last with the statistics, and the last in the gradient, where the kernel is transposed.
+        for own in ({"stride_j": 1}, {"stride_j": 1, "after": 1}, {"stride_i": 1, "after": 1}):
+            last = {"STATISTICS": own == {"stride_j": 1, "after": 1}}
+            yield axial._integrate_kernel, settings, whole | fields, half | blocks | held | own | last, copy
     settings = axial.KERNEL_SETTINGS
     blocks = {"BLOCK_D": 64, "BLOCK_L": settings.depth // 64, "BLOCK_I": settings.rows, "BLOCK_J": settings.columns}
     fields = {"d_out": HALF, "values": HALF, "parts": WIDE, "scale": "fp32"}
-    yield axial._kernel_gradient_kernel, settings, whole | fields, half | blocks, True
-    settings = axial.NORM_SETTINGS
-    blocks = {"BLOCK_N": settings.rows, "BLOCK_W": settings.columns, "BLOCK_E": settings.depth}
-    fields = {"g": HALF, "scaled": HALF, "u": HALF, "slope": WIDE, "offset": WIDE, "out": HALF}
-    yield axial._norm_gradient_kernel, settings, whole | fields, half | blocks, True
+    yield axial._kernel_gradient_kernel, settings, whole | fields, half | blocks, STRAIGHT
+    for settings in (axial.NORM_SETTINGS, axial.LONG_SETTINGS):
+        blocks = {"BLOCK_N": settings.rows, "BLOCK_W": settings.columns, "BLOCK_E": settings.depth}
+        kept = settings.depth >= 128
+        blocks |= {"WHOLE": kept, "STAGES": settings.stages if kept else 1}
+        fields = {"g": HALF, "scaled": HALF, "u": HALF, "slope": WIDE, "offset": WIDE, "out": HALF}
+        yield axial._norm_gradient_kernel, settings, whole | fields, half | blocks, STRAIGHT
     settings = pool.LARGEST_SETTINGS
     blocks = {"BLOCK_R": settings.points, "BLOCK_E": settings.rows, "BLOCK_D": 128}
     fields = {"x": HALF, "weight": HALF, "mean": HALF, "largest": HALF, "place": PLACES}
-    yield pool._largest_kernel, settings, whole | fields, half | blocks, True
+    yield pool._largest_kernel, settings, whole | fields, half | blocks, STRAIGHT
     settings = pool.GRADIENT_SETTINGS
     blocks = {"BLOCK_N": settings.points, "BLOCK_E": settings.rows, "BLOCK_D": 128, "FIRST": True}
     fields = {"d_x": HALF, "weight": HALF, "place": PLACES, "d_rows": HALF, "d_mean": HALF, "share": "fp32"}
-    yield pool._features_gradient_kernel, settings, whole | fields, half | blocks, False
+    yield pool._features_gradient_kernel, settings, whole | fields, half | blocks, ""
     fields = {"x": HALF, "table": HALF, "bias": HALF, "out": HALF, "gradient": HALF, "parts": WIDE}
     for inputs, outputs, taps in ((16, 8, 9), (8, 16, 9), (8, 4, 7), (4, 8, 7)):
         shape = {"GROUPS": 16, "GROUP_INPUTS": inputs, "GROUP_OUTPUTS": outputs, "TAPS_X": taps, "TAPS_Y": taps}
         shape |= {"RESULTS": 8, "COLUMNS": 16, "INPUTS": inputs, "OUTPUTS": outputs}
-        settings = conv_triton.CONV_SETTINGS
+        settings, copy = conv_triton.CONV_SETTINGS, STRAIGHT if inputs >= 8 else ""
         blocks = {"BLOCK_M": settings.blocks, "BLOCK_K": settings.depth, "HAS_BIAS": True}
-        yield conv_triton._conv_kernel, settings, whole | fields, half | shape | blocks, inputs >= 8
+        yield conv_triton._conv_kernel, settings, whole | fields, half | shape | blocks, copy
         settings = conv_triton.WEIGHT_SETTINGS
         blocks = {"BLOCK_M": settings.blocks, "BLOCK_K": min(settings.depth, 16 * inputs)}
-        yield conv_triton._weight_gradient_kernel, settings, whole | fields, half | shape | blocks, inputs >= 8
+        yield conv_triton._weight_gradient_kernel, settings, whole | fields, half | shape | blocks, copy
 
 
 def test_kernels_use_hopper_and_spill_nothing(tmp_path):
-    for kernel, settings, arguments, constants, copies in a3m_kernels():
-        stack, code = compiled(kernel, settings, arguments, constants, tmp_path)
+    for kernel, settings, arguments, constants, copy in a3m_kernels():
+        stack, shared, code = compiled(kernel, settings, arguments, constants, tmp_path)
         name = f"{kernel.__name__} {constants}"
         assert stack == 0, name
+        assert shared <= SHARED, name
         assert "HGMMA" in code, name
-        # Sixteen bytes per thread and copy, straight from global to shared memory.
-        assert not copies or "LDGSTS.E.BYPASS.128" in code, name
+        assert copy in code, name

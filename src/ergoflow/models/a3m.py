@@ -18,7 +18,7 @@ no setting: the decoder's convolutions are free.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,6 @@ from ergoflow.models.attention import FUSIONS, POOLINGS, AxialAttention
 from ergoflow.models.layers import (
     ResidualConv,
     WallPadding,
-    at_least_float32,
     check_state,
     convolution,
     linear,
@@ -37,7 +36,7 @@ from ergoflow.models.layers import (
 from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.positions import PositionCode
 from ergoflow.ops.choice import is_reference
-from ergoflow.ops.norm import add_layer_norm, group_norm
+from ergoflow.ops.norm import add_layer_norm, group_norm, mix_add, mix_add_layer_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,28 +158,45 @@ class A3M(nn.Module):
     def _attend(self, z: Tensor) -> Tensor:
         """Return the features (B, *grid, D) after the last block."""
         x = self._lift(z)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        # The last map of a block is applied where the next one begins: the stream is read and written once per block.
+        update: Update | None = None
+        for block in self._blocks():
+            x, normed = block.placed(x, update)
+            update = block.update(normed)
+        assert update is not None
+        return mix_add(x, *update)
 
     def attention_kernels(self, z: Tensor) -> list[tuple[Tensor, ...]]:
         """Return, for each block, the kernel (B, H, S, S) of each axis."""
         x = self._lift(z)
+        update: Update | None = None
         kernels = []
-        for block in self.blocks:
-            assert isinstance(block, A3MBlock)
-            kernels.append(block.kernels(x))
-            x = block(x)
+        for block in self._blocks():
+            x, normed = block.placed(x, update)
+            update = block.update(normed)
+            kernels.append(block.attention.normed_kernels(normed))
         return kernels
+
+    def _blocks(self) -> list[A3MBlock]:
+        return [block for block in self.blocks if isinstance(block, A3MBlock)]
 
     def _lift(self, z: Tensor) -> Tensor:
         check_state(z, self.in_channels, self.num_axes)
-        # The residual stream stays in float32 under autocast.
-        return at_least_float32(self.lift(z.movedim(1, -1)))  # (B, *grid, D)
+        lifted: Tensor = self.lift(z.movedim(1, -1))  # (B, *grid, D)
+        return lifted
+
+
+class Update(NamedTuple):
+    """What a block adds to the stream, GELU(merged)·mixᵀ, before it is multiplied out."""
+
+    merged: Tensor
+    """The merged heads, (B, *grid, D)."""
+    mix: Tensor
+    """The block's last linear map, (D, D)."""
 
 
 class A3MBlock(nn.Module):
-    """x ← x + code(ξ), then x ← x + attention(x), on features (B, *grid, D)."""
+    """x ← x + code(ξ), then x ← x + attention(x), on features (B, *grid, D); the stream x stays float32 in autocast."""
 
     def __init__(self, config: A3MConfig, num_axes: int, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -206,19 +222,19 @@ class A3MBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features after the block."""
-        placed, normed = self._placed(x)
-        out: Tensor = placed + self.attention.mix_normed(normed)
-        return out
+        placed, normed = self.placed(x)
+        return mix_add(placed, *self.update(normed))
 
-    def kernels(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the kernels (B, H, S, S), one per axis, that the block applies to x."""
-        kernels: tuple[Tensor, ...] = self.attention.normed_kernels(self._placed(x)[1])
-        return kernels
+    def placed(self, x: Tensor, update: Update | None = None) -> tuple[Tensor, Tensor]:
+        """Return the features, with the update of the block before and their own code, and the layer norm of these."""
+        code, norm = self.position(x.shape[1:-1]), self.attention.norm
+        if update is None:
+            return add_layer_norm(x, code, norm.weight, norm.bias)
+        return mix_add_layer_norm(x, *update, code, norm.weight, norm.bias)
 
-    def _placed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features with their code, and the layer norm of these."""
-        norm = self.attention.norm
-        return add_layer_norm(x, self.position(x.shape[1:-1]), norm.weight, norm.bias)
+    def update(self, normed: Tensor) -> Update:
+        """Return what the block adds to the features, given their layer norm."""
+        return Update(self.attention.merged(normed), self.attention.mix.weight)
 
 
 class Decoder(nn.Module):

@@ -16,16 +16,17 @@ The integrand is not periodic (real frequencies on [0, 1)), hence the convergenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.layers import GatedMLP, at_least_float32, linear
-from ergoflow.models.positions import draw_frequencies, fourier_phases
+from ergoflow.models.layers import GatedMLP, at_least_float32, gated_mlps, linear
+from ergoflow.models.positions import draw_frequencies, fourier_features
 from ergoflow.ops.axial import apply_kernels, axial_mix, head_norm
 from ergoflow.ops.choice import is_reference
+from ergoflow.ops.low_rank import sequence_kernel, turned_product
 from ergoflow.ops.pool import axial_pool
 
 __all__ = [
@@ -67,10 +68,7 @@ def pool(x: Tensor, kind: str, axes: Sequence[int]) -> Tensor:
 
 def low_rank_kernel(queries: Tensor, keys: Tensor, phases: Tensor) -> Tensor:
     """Return K_ij = m^(−1/2) Σ_c q_ic k_jc cos(φ_ic − φ_jc), (B, H, S, S); q, k (B, H, S, m), φ (S, m)."""
-    cosines, sines = phases.cos(), phases.sin()
-    q = torch.cat([queries * cosines, queries * sines], dim=-1)  # (B, H, S, 2m)
-    k = torch.cat([keys * cosines, keys * sines], dim=-1)  # (B, H, S, 2m)
-    return (q * phases.shape[-1] ** -0.5) @ k.mT  # (B, H, S, S)
+    return turned_product(queries, keys, torch.cat([phases.cos(), phases.sin()], dim=-1))
 
 
 def reduce_axes(
@@ -81,18 +79,55 @@ def reduce_axes(
     With `first`, a linear map (D, D), the reducers see features·firstᵀ. The map is multiplied into their projections
     and never applied to the features themselves: D³ multiplications instead of N·D².
     """
-    if first is not None and is_reference(features):
-        features, first = F.linear(features, first), None
-    weights = [torch.cat([reducer.signed_weight() for reducer in group]) for group in reducers]
-    if first is not None:
-        weights = [weight @ first for weight in weights]
-    pooled = axial_pool(features, weights, [group[0].axis for group in reducers])
-    sequences = []
-    for group, (mean, largest) in zip(reducers, pooled, strict=True):
-        mean = mean if first is None else F.linear(mean, first)
-        parts = iter(largest.split(mean.shape[-1], dim=-1))
-        sequences.append([reducer.refine(mean if reducer.pooling == "mean" else next(parts)) for reducer in group])
-    return sequences
+    if is_reference(features):
+        features = features if first is None else F.linear(features, first)
+        weights = [torch.cat([reducer.rows_of_largest() for reducer in group]) for group in reducers]
+        pooled = axial_pool(features, weights, [group[0].axis for group in reducers])
+        return [[reducer.refine(part) for reducer, part in _parts(*of)] for of in zip(reducers, pooled, strict=True)]
+    # The rows of maxima first, then those of means, of one axis after the other: one product for all.
+    ordered = [sorted(group, key=lambda reducer: reducer.pooling == "mean") for group in reducers]
+    rows = torch.cat([reducer.signed_weight() for group in ordered for reducer in group])
+    rows = rows if first is None else rows @ first
+    dim = features.shape[-1]
+    weights = list(rows.split([dim * len(group) for group in reducers]))
+    means = [sum(reducer.pooling == "mean" for reducer in group) for group in reducers]
+    of_largest = [weight[: len(weight) - dim * count] for weight, count in zip(weights, means, strict=True)]
+    pooled = axial_pool(features, of_largest, [group[0].axis for group in reducers])
+    projected = [
+        (F.linear(mean, weight[len(weight) - dim * count :]) if count else mean, largest)
+        for weight, count, (mean, largest) in zip(weights, means, pooled, strict=True)
+    ]
+    parts = [list(_parts(group, pair)) for group, pair in zip(reducers, projected, strict=True)]
+    refined = iter(_refine_together([pair for group in parts for pair in group]))
+    return [[next(refined) for _ in group] for group in parts]
+
+
+def _parts(group: Sequence[AxialReducer], pooled: tuple[Tensor, Tensor]) -> Iterator[tuple[AxialReducer, Tensor]]:
+    """Yield each reducer of an axis with its own share (B, S, D) of the mean and of the largest."""
+    mean, largest = pooled
+    parts = iter(largest.split(mean.shape[-1], dim=-1))
+    for reducer in group:
+        yield reducer, mean if reducer.pooling == "mean" else next(parts)
+
+
+def _refine_together(parts: Sequence[tuple[AxialReducer, Tensor]]) -> list[Tensor]:
+    """Return what each reducer's norm and MLP make of its signed, projected part (B, S, D).
+
+    Sequences of one length are one batch, of R: six small products cost as much as one, and so do their gradients.
+    """
+    refined: dict[int, Tensor] = {}
+    for size in dict.fromkeys(part.shape[1] for _, part in parts):
+        indices = [i for i, (_, part) in enumerate(parts) if part.shape[1] == size]
+        reducers = [parts[i][0] for i in indices]
+        stacked = at_least_float32(torch.stack([parts[i][1] for i in indices])).flatten(1, 2)  # (R, B·S, D)
+        # min = −max of the negative: the sign goes to the scale of the norm, which has no points.
+        scale = torch.stack([-r.norm.weight if r.pooling == "min" else r.norm.weight for r in reducers])  # (R, D)
+        shift = torch.stack([reducer.norm.bias for reducer in reducers])
+        normed = F.layer_norm(stacked, stacked.shape[2:], eps=reducers[0].norm.eps)
+        normed = torch.addcmul(shift[:, None], normed, scale[:, None])
+        mixed = gated_mlps([reducer.mlp for reducer in reducers], normed).unflatten(1, (-1, size))  # (R, B, S, D)
+        refined |= dict(zip(indices, mixed.unbind(), strict=True))
+    return [refined[i] for i in range(len(parts))]
 
 
 class AxialReducer(nn.Module):
@@ -111,14 +146,12 @@ class AxialReducer(nn.Module):
         return reduce_axes([[self]], context)[0][0]
 
     def signed_weight(self) -> Tensor:
-        """Return the rows (D, D) of which the largest is taken, none for the mean: min = −max of the negative."""
-        match self.pooling:
-            case "max":
-                return self.project.weight
-            case "min":
-                return -self.project.weight
-            case _:
-                return self.project.weight[:0]
+        """Return the rows (D, D) of which the mean or the largest is taken: min = −max of the negative."""
+        return -self.project.weight if self.pooling == "min" else self.project.weight
+
+    def rows_of_largest(self) -> Tensor:
+        """Return the rows of which the largest is taken, none for the mean."""
+        return self.project.weight[:0] if self.pooling == "mean" else self.signed_weight()
 
     def refine(self, pooled: Tensor) -> Tensor:
         """Return the sequence (B, S, D) of the pooled one: the mean of the features, or the largest of their map."""
@@ -171,21 +204,13 @@ class AxialKernel(nn.Module):
         if self.fusion == "sum":
             sequences = [torch.stack(sequences).sum(0)]
         size = context.shape[self.axis + 1]
-        phases = fourier_phases((size,), self.frequencies, self.coordinate_range)  # (S, m)
-        return low_rank_kernel(self._project(self.query, sequences), self._project(self.key, sequences), phases)
+        table = fourier_features((size,), self.frequencies, self.coordinate_range)  # (S, 2m)
+        counts = split_heads(self.heads, len(sequences))
+        return sequence_kernel(sequences, self.query.weight, self.key.weight, table, counts)
 
     def reducer_list(self) -> list[AxialReducer]:
         """Return the reducers with their type."""
         return [reducer for reducer in self.reducers if isinstance(reducer, AxialReducer)]
-
-    def _project(self, layer: nn.Linear, sequences: list[Tensor]) -> Tensor:
-        """Return queries or keys (B, H, S, m): each sequence through the rows of its own heads."""
-        kernel_dim = layer.out_features // self.heads
-        rows = [count * kernel_dim for count in split_heads(self.heads, len(sequences))]
-        parts = [
-            F.linear(sequence, weight) for sequence, weight in zip(sequences, layer.weight.split(rows), strict=True)
-        ]
-        return torch.cat(parts, dim=-1).unflatten(-1, (self.heads, kernel_dim)).transpose(1, 2)
 
 
 class AxialAttention(nn.Module):
@@ -237,10 +262,12 @@ class AxialAttention(nn.Module):
 
     def mix_normed(self, normed: Tensor) -> Tensor:
         """Return what follows the layer norm, (B, *grid, D)."""
-        kernels = self.normed_kernels(normed)
-        merged = axial_mix(normed, self.value.weight, kernels, self.merge.weight)
-        out: Tensor = self.mix(F.gelu(merged))
+        out: Tensor = self.mix(F.gelu(self.merged(normed)))
         return out
+
+    def merged(self, normed: Tensor) -> Tensor:
+        """Return the merged heads, (B, *grid, D): what follows the layer norm, up to the GELU."""
+        return axial_mix(normed, self.value.weight, self.normed_kernels(normed), self.merge.weight)
 
     def normed_kernels(self, normed: Tensor) -> tuple[Tensor, ...]:
         """Return the kernel (B, H, S, S) of each axis for normalised features (B, *grid, D)."""

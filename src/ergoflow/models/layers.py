@@ -61,7 +61,7 @@ def precise_linear(x: Tensor, matrix: Tensor) -> Tensor:
     """Return x·matrixᵀ, (..., M) of x (..., D); autocast rounds x, but the matrix (M, D) to no less than 2⁻¹⁶.
 
     A number is the sum of its rounding to bfloat16 and of what is left, rounded once more: two products keep the
-    tensor cores busy, where one in float32 would leave them idle.
+    tensor cores busy, where one in float32 would leave them idle. The gradient of x, rounded itself, needs but one.
     """
     if not torch.is_autocast_enabled(x.device.type):
         return F.linear(x, matrix)
@@ -69,7 +69,7 @@ def precise_linear(x: Tensor, matrix: Tensor) -> Tensor:
     high = matrix.to(dtype)
     low = (matrix - high.to(matrix.dtype)).to(dtype).detach()
     rows = x.to(dtype).flatten(0, -2)
-    return torch.addmm(rows @ low.mT, rows, high.mT).unflatten(0, x.shape[:-1])
+    return torch.addmm(rows.detach() @ low.mT, rows, high.mT).unflatten(0, x.shape[:-1])
 
 
 def check_state(z: Tensor, channels: int, num_axes: int) -> None:
@@ -94,6 +94,19 @@ class GatedMLP(nn.Module):
         gate, value = self.expand(x).chunk(2, dim=-1)  # (..., D) each
         out: Tensor = self.contract(F.gelu(gate) * value)
         return out
+
+
+def gated_mlps(mlps: Sequence[GatedMLP], x: Tensor) -> Tensor:
+    """Return mlps[r](x[r]) for x (R, N, D), (R, N, D): one batched product for each of the layers."""
+
+    def batched(layers: Sequence[nn.Linear], values: Tensor) -> Tensor:
+        """Map (R, in, N) to (R, out, N): weights on the left, so that their gradients come as they are stored."""
+        weight = torch.stack([layer.weight for layer in layers])  # (R, out, in)
+        bias = torch.stack([layer.bias for layer in layers])[..., None]  # (R, out, 1)
+        return torch.baddbmm(bias, weight, values)
+
+    gate, value = batched([mlp.expand for mlp in mlps], x.mT).chunk(2, dim=1)  # (R, D, N) each
+    return batched([mlp.contract for mlp in mlps], F.gelu(gate) * value).mT
 
 
 def pad_axes(x: Tensor, width: int, periodic: Sequence[bool], *, wall_padding: WallPadding = "replicate") -> Tensor:

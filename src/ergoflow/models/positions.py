@@ -17,8 +17,19 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ergoflow.models.layers import linear
+from ergoflow.ops.choice import in_product_dtype
+
+# Grids and dtypes whose features are kept per tensor of frequencies, the oldest one leaving first.
+KEPT_TABLES = 8
+# Kept features (version of the frequencies, features) by grid, range and dtype, of every living tensor of frequencies;
+# outside the modules, so that nothing of it is saved, copied, moved or pickled with them.
+_TABLES: WeakIdKeyDictionary = WeakIdKeyDictionary()
+# Features that a CUDA graph reads; they live as long as the frequencies.
+_RECORDED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def axis_coordinates(
@@ -52,6 +63,61 @@ def fourier_phases(
     return phases  # (*grid, m)
 
 
+def fourier_features(
+    grid: Sequence[int],
+    frequencies: Tensor,
+    coordinate_range: tuple[float, float] = (0.0, 1.0),
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return [cos 2πb·ξ, sin 2πb·ξ] at every grid point, (*grid, 2m), rounded to `dtype` (None: as the frequencies).
+
+    The features are kept and shared, not to be written to: they are made anew when `frequencies` is another tensor,
+    as after `.to` or a copy, or has been written to since, as by `load_state_dict`. (Writing through `.data` is the one
+    change that torch does not count.) A recorded CUDA graph keeps the features of its recording. A compiler, a
+    transform of torch.func and a trainable `frequencies` get features of their own.
+    """
+    if not _can_be_kept(frequencies):
+        return _fourier_features(grid, frequencies, coordinate_range, dtype)
+    key = (tuple(grid), coordinate_range, dtype)
+    tables: dict[tuple[object, ...], tuple[int, Tensor]] = _TABLES.setdefault(frequencies, {})
+    version, features = tables.get(key, (-1, frequencies))
+    recording = frequencies.is_cuda and torch.cuda.is_current_stream_capturing()
+    if version != frequencies._version:
+        # A tensor made in inference mode could not be used in training later.
+        with torch.inference_mode(False), torch.no_grad():
+            features = _fourier_features(grid, frequencies, coordinate_range, dtype)
+        # What a recording computes is not there before the first replay; what a transform computes ends with it.
+        if recording or _is_traced(features):
+            return features
+        tables.pop(key, None)
+        if len(tables) >= KEPT_TABLES:
+            tables.pop(next(iter(tables)))
+        tables[key] = (frequencies._version, features)
+    if recording:
+        _RECORDED.setdefault(frequencies, []).append(features)
+    return features
+
+
+def _can_be_kept(frequencies: Tensor) -> bool:
+    """Return whether the tensor holds numbers, whose changes torch counts, and nobody differentiates or traces it."""
+    if torch.compiler.is_compiling() or frequencies.is_meta or _is_traced(frequencies):
+        return False
+    return not (frequencies.requires_grad or frequencies.is_inference())
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Return whether the tensor has no data, or belongs to a transform of torch.func (level −1: to none)."""
+    return isinstance(tensor, FakeTensor) or torch._C._functorch.maybe_get_level(tensor) >= 0
+
+
+def _fourier_features(
+    grid: Sequence[int], frequencies: Tensor, coordinate_range: tuple[float, float], dtype: torch.dtype | None
+) -> Tensor:
+    phases = fourier_phases(grid, frequencies, coordinate_range)
+    return torch.cat([phases.cos(), phases.sin()], dim=-1).to(dtype or phases.dtype)
+
+
 class PositionCode(nn.Module):
     """The additive code of a block: Linear([cos 2πb·ξ, sin 2πb·ξ]) with D/2 frequency vectors, (*grid, D).
 
@@ -79,6 +145,7 @@ class PositionCode(nn.Module):
 
     def forward(self, grid: Sequence[int]) -> Tensor:
         """Return the code (*grid, D) of a grid; it does not depend on the batch."""
-        phases = fourier_phases(grid, self.frequencies, self.coordinate_range)
-        code: Tensor = self.project(torch.cat([phases.cos(), phases.sin()], dim=-1))
+        # Rounded once, not by every product.
+        dtype = in_product_dtype(self.frequencies.new_empty(0))[0].dtype
+        code: Tensor = self.project(fourier_features(grid, self.frequencies, self.coordinate_range, dtype=dtype))
         return code

@@ -10,6 +10,7 @@ values are never written: the norm is a change of the merging weights and one co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -65,7 +66,7 @@ def head_norm(x: Tensor) -> Tensor:
 def _reference_mix(x: Tensor, value: Tensor, kernels: Sequence[Tensor], merge: Tensor) -> Tensor:
     values = F.linear(x, value).unflatten(-1, (kernels[0].shape[1], -1)).movedim(-2, 1)  # (B, H, *grid, d)
     mixed = head_norm(apply_kernels(kernels, values)).flatten(1, 2)  # (B, H·d, *grid)
-    return F.linear(mixed.movedim(1, -1), merge)
+    return F.linear(mixed.movedim(1, -1).to(merge.dtype), merge)
 
 
 def _forward(tensors: Tensors, _: Numbers, impl: str) -> list[Tensor]:
@@ -129,7 +130,7 @@ _MIX = Differentiable("axial_mix", lambda inputs: 1, _forward, _backward, _shape
 
 def fold_norm(merge: Tensor, mean: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
     """Return r_h Wm_hᵀ (B, H·d, E) and −Σ_h μ_h r_h Σ_d Wm_hd (B, 1, E), for mean and rate (B, H, 1)."""
-    weight = merge.mT.reshape(mean.shape[1], -1, merge.shape[0]).to(mean.dtype)  # (H, d, E)
+    weight = _by_head(merge, mean)
     return (rate[..., None] * weight).flatten(1, 2), -(mean * rate).mT @ weight.sum(1)
 
 
@@ -147,14 +148,20 @@ def norm_gradient(
     """
     batch, heads = mean.shape[:2]
     count = moments.shape[1] // heads * g.shape[1]
-    weight = merge.mT.reshape(heads, -1, merge.shape[0]).to(mean.dtype)  # (H, d, E)
-    total = g.sum(1, keepdim=True, dtype=mean.dtype)  # (B, 1, E)
+    weight = _by_head(merge, mean)
+    # In two steps: a sum over all points at once would leave most of a GPU idle.
+    total = g.unflatten(1, (math.gcd(g.shape[1], 256), -1)).sum(2, dtype=mean.dtype).sum(1, keepdim=True)  # (B, 1, E)
     products = moments.view(batch, heads, -1, g.shape[2]) - mean[..., None] * total[:, None]
     products = rate[..., None] * products  # zᵀg, (B, H, d, E)
     slope = -rate.square() * (products * weight).sum((2, 3))[..., None] / count
     offset = -rate * (weight.sum(1) @ total.mT) / count - slope * mean
     scaled = (rate[..., None] * weight).flatten(1, 2)
     return products.sum(0).flatten(0, 1).mT.to(merge.dtype), scaled.to(g.dtype), slope, offset
+
+
+def _by_head(merge: Tensor, mean: Tensor) -> Tensor:
+    """Return Wmᵀ as (H, d, E) in the dtype of the mean, contiguous: what is made of it per sample is then, too."""
+    return merge.to(mean.dtype).mT.contiguous().view(mean.shape[1], -1, merge.shape[0])
 
 
 def _integrate(kernel: Tensor, values: Tensor, axis: int) -> Tensor:

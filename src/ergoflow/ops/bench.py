@@ -92,7 +92,11 @@ def operator_cases(sizes: Sizes, *, device: torch.device, dtype: torch.dtype) ->
         Case("add and layer norm", _add_norm, [stream, drawn(rows, columns, dim), *scale], 0),
     ]
     inputs = sizes.latent
-    cases.append(Case("group norm", _norm(sizes.groups), [field(inputs), drawn(inputs), drawn(inputs)], 0))
+    cases.append(
+        Case(
+            "group norm", _norm(sizes.groups), [field(inputs), drawn(inputs, dtype=wide), drawn(inputs, dtype=wide)], 0
+        )
+    )
     for outputs, taps in zip(sizes.widths, sizes.taps, strict=True):
         weight = drawn(outputs, inputs // sizes.groups, taps, taps)
         tensors = [field(inputs), weight, drawn(outputs)]
@@ -114,11 +118,37 @@ def tuning_rows(sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> li
     return rows
 
 
-# Settings to compare: (rows, columns, depth, warps, stages) of products, (points or blocks, rows or depth, warps,
-# stages) of the others. Chosen so that accumulators and operands leave registers free.
-PRODUCTS = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (256, 128, 64, 8, 3), (128, 256, 64, 8, 3), (256, 64, 64, 8, 3)]
-OUTER_PRODUCTS = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (128, 256, 64, 8, 3)]
-NORM_PRODUCTS = [(128, 128, 64, 8, 2), (128, 128, 128, 8, 2), (128, 64, 128, 4, 2), (64, 128, 64, 4, 3)]
+# Settings to compare: (rows, columns, depth, warps, stages, programs per multiprocessor: 1) of products, (points or
+# blocks, rows or depth, warps, stages) of the others. Chosen so that accumulators and operands leave registers free.
+PRODUCTS = [
+    (256, 64, 256, 16, 1),
+    (256, 64, 256, 8, 1),
+    (128, 128, 256, 16, 1),
+    (128, 128, 256, 8, 1),
+    (128, 64, 256, 8, 1),
+    (128, 64, 256, 8, 3),
+    (128, 64, 256, 4, 3),
+    (128, 128, 64, 8, 3),
+]
+OUTER_PRODUCTS = [
+    (256, 128, 64, 8, 4),
+    (256, 128, 64, 8, 3),
+    (256, 128, 64, 16, 4),
+    (256, 128, 128, 8, 2),
+    (128, 256, 64, 8, 4),
+    (128, 128, 64, 8, 3, 2),
+    (128, 128, 64, 4, 3, 2),
+]
+NORM_PRODUCTS = [
+    (128, 128, 128, 16, 3),
+    (128, 128, 128, 8, 3),
+    (64, 256, 128, 8, 3),
+    (64, 128, 128, 8, 3),
+    (64, 128, 128, 8, 2, 2),
+    (128, 64, 128, 8, 3),
+    (128, 64, 128, 8, 2, 2),
+    (128, 128, 64, 8, 3),
+]
 MAXIMA = [(64, 128, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2), (64, 128, 8, 2), (64, 256, 8, 2)]
 MAXIMA_GRADIENTS = [(64, 64, 4, 2), (128, 64, 8, 2), (128, 128, 8, 2), (64, 128, 4, 2)]
 CONVOLUTIONS = [(128, 64, 8, 3), (128, 64, 4, 3), (256, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 4)]
@@ -138,25 +168,28 @@ def _tunable(
     points = grid[0] * grid[1]
     values = drawn(batch, points, heads * sizes.head_dim)
     axial = axial_triton.Settings
+
+    def each(launch: Callable[..., Any], *tensors: Tensor, settings: Any) -> None:
+        """Launch on one sample after the other, as `mix` does at the sizes that matter."""
+        for sample in zip(*(tensor.split(1) for tensor in tensors), strict=True):
+            launch(*sample, settings=settings)
+
     for axis, size in enumerate(grid):
-        settings = [axial_triton.INTEGRATE_SETTINGS, *(axial(*setting) for setting in PRODUCTS)]
+        last = axis == len(grid) - 1
+        in_use = axial_triton.fitting(axial_triton.INTEGRATE_SETTINGS, values, size, columns=sizes.head_dim)
+        integrate = partial(axial_triton.integrate, grid=grid, axis=axis, statistics=last)
         kernel = drawn(batch, heads, size, size)
-        launch = partial(axial_triton.integrate, kernel, values, grid, axis, statistics=axis == len(grid) - 1)
-        yield f"integrate axis {axis}", settings, launch
-        settings = [axial_triton.KERNEL_SETTINGS, *(axial(*setting) for setting in OUTER_PRODUCTS)]
-        yield (
-            f"kernel gradient axis {axis}",
-            settings,
-            partial(axial_triton.kernel_gradient, values, values, grid, axis, heads),
-        )
+        settings = [in_use, *(axial(*setting) for setting in PRODUCTS)]
+        yield f"integrate axis {axis}", settings, partial(each, integrate, kernel, values)
+        in_use = axial_triton.fitting(axial_triton.KERNEL_SETTINGS, values, sizes.head_dim)
+        gradient = partial(axial_triton.kernel_gradient, grid=grid, axis=axis, heads=heads)
+        settings = [in_use, *(axial(*setting) for setting in OUTER_PRODUCTS)]
+        yield f"kernel gradient axis {axis}", settings, partial(each, gradient, values.flip(0), values)
     ones = torch.ones(batch, heads, 1, device=device)
-    scaled = drawn(batch, heads * sizes.head_dim, dim)
-    settings = [axial_triton.NORM_SETTINGS, *(axial(*setting) for setting in NORM_PRODUCTS)]
-    yield (
-        "norm gradient",
-        settings,
-        partial(axial_triton.add_norm_gradient, drawn(batch, points, dim), scaled, values, ones, ones),
-    )
+    fields = [drawn(batch, points, dim), drawn(batch, heads * sizes.head_dim, dim), values, ones, ones]
+    in_use = axial_triton.fitting(axial_triton.NORM_SETTINGS, values, dim)
+    settings = [in_use, *(axial(*setting) for setting in NORM_PRODUCTS)]
+    yield "norm gradient", settings, partial(each, axial_triton.add_norm_gradient, *fields)
 
     pool, features, rows = pool_triton.Settings, drawn(batch, *grid, dim), drawn(2 * dim, dim)
     for axis in range(len(grid)):

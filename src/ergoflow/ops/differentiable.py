@@ -64,15 +64,20 @@ class _Eager(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.operator, ctx.numbers, ctx.impl, *tensors = inputs
         ctx.count = len(tensors)
-        kept = output[ctx.operator.results(ctx.count) :]
+        results = ctx.operator.results(ctx.count)
+        kept = output[results:]
         ctx.mark_non_differentiable(*kept)
+        # Torch would fill a gradient of zeros for every kept tensor, the largest ones of all.
+        ctx.set_materialize_grads(False)
+        ctx.like = [(result.shape, result.dtype, result.device) for result in output[:results]]
         ctx.save_for_backward(*tensors, *kept)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         operator, saved = ctx.operator, ctx.saved_tensors
-        given = gradients[: operator.results(ctx.count)]
+        results = zip(gradients[: len(ctx.like)], ctx.like, strict=True)
+        given = [torch.zeros(s, dtype=t, device=d) if g is None else g for g, (s, t, d) in results]
         d_tensors = operator.backward(given, saved[: ctx.count], saved[ctx.count :], ctx.numbers, ctx.impl)
         return None, None, None, *d_tensors
 
@@ -87,7 +92,8 @@ def _register(operator: Differentiable) -> Callable[[list[Tensor], list[int], st
         gradients: list[Tensor], tensors: list[Tensor], kept: list[Tensor], numbers: list[int], impl: str
     ) -> list[Tensor]:
         d_tensors = operator.backward(gradients, tensors, kept, numbers, impl)
-        return [_laid_out_like(d_tensor, tensor) for d_tensor, tensor in zip(d_tensors, tensors, strict=True)]
+        laid_out = [_laid_out_like(d_tensor, tensor) for d_tensor, tensor in zip(d_tensors, tensors, strict=True)]
+        return _apart(laid_out, [*gradients, *tensors, *kept])
 
     @backward.register_fake
     def _(
@@ -115,3 +121,14 @@ def _laid_out_like(values: Tensor, tensor: Tensor) -> Tensor:
     if values.stride() == torch.empty_like(tensor, device="meta").stride():
         return values
     return torch.empty_like(tensor).copy_(values)
+
+
+def _apart(values: Tensors, inputs: Tensors) -> list[Tensor]:
+    """Return the values, copied where they share memory with an input or with each other, which torch forbids here."""
+    taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    apart = []
+    for tensor in values:
+        place = tensor.untyped_storage().data_ptr()
+        apart.append(tensor.clone() if place in taken else tensor)
+        taken.add(place)
+    return apart

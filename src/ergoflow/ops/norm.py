@@ -1,4 +1,4 @@
-"""Norms whose fast twins read and write every field once: the group norm, and a sum followed by a layer norm.
+"""Norms whose fast twins read and write every field once: the group norm, and sums followed by a layer norm.
 
 Group norm, with μ_g and σ_g² over the channels of group g and the whole grid of one sample:
 
@@ -9,7 +9,11 @@ and all coefficients follow from two sums per channel. A field whose channels li
 
 Layer norm of a sum, p = x + code, z = γ r(p − μ) + β with μ and r over the channels of one point: p is the residual
 stream, in float32, and z what the block works on, in the precision of its products. Statistics are never taken
-below float32.
+below float32. The end of the block before, its last linear map W of an activation, is part of the sum,
+
+    p = x + GELU(a) Wᵀ + code:
+
+one pass instead of four. The gradient adds p up again from x and a; a second pass makes d_a and d_W of d_p.
 """
 
 from __future__ import annotations
@@ -44,14 +48,43 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return p = x + code and its layer norm z, (B, *grid, D), for x (B, *grid, D), code (*grid, D), γ and β (D,).
 
-    "triton" returns z in half precision under autocast, the others as torch does.
+    p is in float32 at least. "triton" returns z in half precision under autocast, the others as torch does.
     """
-    half = in_product_dtype(x)[0].dtype
+    half = _product_dtype(x)
     if choose_impl(x.new_empty(0, dtype=half), impl) != "triton" or has_tangent(x, code, weight, bias):
-        total = x + code
+        total = x.to(_stream_dtype(x)) + code
         return total, F.layer_norm(total, weight.shape, weight, bias, EPS)
     with torch.autocast(x.device.type, enabled=False):
         total, normed = _ADD_NORM((x, code, weight, bias), (int(half in HALF),), "triton")
+    return total, normed
+
+
+def mix_add(x: Tensor, activation: Tensor, mix: Tensor, *, impl: Impl = "auto") -> Tensor:
+    """Return x + GELU(a) Wᵀ, (B, *grid, D), for x (B, *grid, D), a (B, *grid, E) and W (D, E).
+
+    "triton" returns it in half precision under autocast, the others in float32 at least.
+    """
+    half = _product_dtype(x)
+    if choose_impl(x.new_empty(0, dtype=half), impl) != "triton" or has_tangent(x, activation, mix):
+        return x.to(_stream_dtype(x)) + F.linear(F.gelu(activation), mix)
+    tensors = (x, *in_product_dtype(activation, mix))
+    with torch.autocast(x.device.type, enabled=False):
+        return _MIX_ADD(tensors, (int(half in HALF),), "triton")[0]
+
+
+def mix_add_layer_norm(
+    x: Tensor, activation: Tensor, mix: Tensor, code: Tensor, weight: Tensor, bias: Tensor, *, impl: Impl = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Return p = x + GELU(a) Wᵀ + code and its layer norm z, as `mix_add` and `add_layer_norm` do one after the other.
+
+    "triton" does so in one pass, and rounds nothing on the way from a to p but GELU(a).
+    """
+    half = _product_dtype(x)
+    if choose_impl(x.new_empty(0, dtype=half), impl) != "triton" or has_tangent(x, activation, mix, code, weight, bias):
+        return add_layer_norm(mix_add(x, activation, mix, impl=impl), code, weight, bias, impl=impl)
+    tensors = (x, *in_product_dtype(activation, mix), code, weight, bias)
+    with torch.autocast(x.device.type, enabled=False):
+        total, normed = _MIX_ADD_NORM(tensors, (int(half in HALF),), "triton")
     return total, normed
 
 
@@ -122,20 +155,77 @@ def _add_norm_backward(
     from ergoflow.ops.norm_triton import add_norm_gradient
 
     (d_total, d_normed), (x, code, weight, bias) = gradients, tensors
-    d_x, d_weight, d_bias = add_norm_gradient(
+    d_x, d_code, d_weight, d_bias = add_norm_gradient(
         d_total.contiguous(), d_normed.contiguous(), x.contiguous(), code.contiguous(), weight, EPS
     )
-    return [d_x, d_x.sum(0).to(code.dtype), d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
+    return [d_x, d_code, d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
 
 
 def _add_norm_shapes(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
     x = tensors[0]
-    total = torch.empty_like(x, memory_format=torch.contiguous_format)
+    total = torch.empty_like(x, memory_format=torch.contiguous_format, dtype=_stream_dtype(x))
     return [total, torch.empty_like(total, dtype=_norm_dtype(x, numbers))]
 
 
-def _norm_dtype(x: Tensor, numbers: Numbers) -> torch.dtype:
-    return torch.get_autocast_dtype(x.device.type) if numbers[0] else x.dtype
-
-
 _ADD_NORM = Differentiable("add_layer_norm", lambda inputs: 2, _add_norm_forward, _add_norm_backward, _add_norm_shapes)
+
+
+def _mix_add_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
+    """Return x + GELU(a) Wᵀ."""
+    from ergoflow.ops.norm_triton import mix_add as launch
+
+    x, activation, mix = (tensor.contiguous() for tensor in tensors)
+    return [launch(x, activation, mix, _norm_dtype(x, numbers))]
+
+
+def _mix_add_backward(gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
+    from ergoflow.ops.norm_triton import mix_add_gradient
+
+    x, activation, mix = tensors
+    gradient = gradients[0].contiguous()
+    return list(mix_add_gradient(gradient, activation.contiguous(), mix.contiguous(), x.dtype))
+
+
+def _mix_add_shapes(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
+    x = tensors[0]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format, dtype=_norm_dtype(x, numbers))]
+
+
+_MIX_ADD = Differentiable("mix_add", lambda inputs: 1, _mix_add_forward, _mix_add_backward, _mix_add_shapes)
+
+
+def _mix_add_norm_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
+    """Return p and z."""
+    from ergoflow.ops.norm_triton import mix_add_norm
+
+    x, activation, mix, code, weight, bias = (tensor.contiguous() for tensor in tensors)
+    return list(mix_add_norm(x, activation, mix, code, weight, bias, EPS, _norm_dtype(x, numbers)))
+
+
+def _mix_add_norm_backward(
+    gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str
+) -> list[Tensor]:
+    from ergoflow.ops.norm_triton import mix_add_norm_gradient
+
+    x, activation, mix, code, weight, bias = (tensor.contiguous() for tensor in tensors)
+    d_total, d_normed = (gradient.contiguous() for gradient in gradients)
+    *d_fields, d_weight, d_bias = mix_add_norm_gradient(d_total, d_normed, x, activation, mix, code, weight, EPS)
+    return [*d_fields, d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
+
+
+_MIX_ADD_NORM = Differentiable(
+    "mix_add_layer_norm", lambda inputs: 2, _mix_add_norm_forward, _mix_add_norm_backward, _add_norm_shapes
+)
+
+
+def _norm_dtype(x: Tensor, numbers: Numbers) -> torch.dtype:
+    return torch.get_autocast_dtype(x.device.type) if numbers[0] and x.dtype not in HALF else x.dtype
+
+
+def _stream_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of the residual stream: float32, or wider."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    return in_product_dtype(x.new_empty(0))[0].dtype

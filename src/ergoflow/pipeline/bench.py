@@ -12,6 +12,7 @@ No bench needs data: weights and states are random.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -33,16 +34,22 @@ from ergoflow.numerics.fourier import dealias_limit
 from ergoflow.numerics.imex import WEIGHTS
 from ergoflow.numerics.trajectory import rollout
 from ergoflow.ops.bench import Sizes, operator_rows, tuning_rows
-from ergoflow.pipeline.bench_models import bench_models, paper_cases, recipe_case
+from ergoflow.ops.choice import Impl, use_impl
+from ergoflow.ops.spectral_step import Impl as StepImpl
+from ergoflow.pipeline.bench_models import bench_models, count_work, paper_cases, recipe_case
 from ergoflow.pipeline.bench_timing import (
+    OUT_OF_MEMORY,
     PRECISIONS,
     Findings,
-    bench_training,
     copy_bandwidth,
     dataset_info,
+    in_units,
     median_seconds,
+    per_sample_ms,
+    product_rate,
     recipe_facts,
     synchronize,
+    training_cost,
     with_crosses,
 )
 from ergoflow.pipeline.predict import rolled_out
@@ -66,6 +73,9 @@ TAKES: dict[str, tuple[str, ...]] = {
 }
 # Bytes that one lattice update must move: 19 populations read and written, by storage.
 FLOOR_BYTES: dict[Literal["float32", "float16"], int] = {"float32": 153, "float16": 77}
+# Operators as models choose them beside their references, which are not run at larger batches unless asked for.
+BESIDE: dict[Impl, str] = {"reference": "reference", "auto": "fast"}
+LARGEST_REFERENCE_BATCH = 8
 # The length of roll-out for which the time is projected.
 PROJECTED_STEPS = 1000
 
@@ -155,20 +165,71 @@ def bench_solver(recipe: Recipe, *, device: torch.device, console: Console) -> F
         raise ValueError(f"bench solver times Kolmogorov flow, got {dataset.name}; use `ergoflow bench lbm`")
     flow, substeps = dataset.flow, dataset.substeps
     bandwidth = copy_bandwidth(device)
-    step = make_step(flow, substeps=substeps, device=device)
     batches = (1, 16, 64, 220) if device.type == "cuda" else (1, 8)
+    impls: tuple[StepImpl, ...] = ("torch", "triton") if device.type == "cuda" else ("torch",)
     rows = []
-    with bar(console, "bench solver", len(batches), "rows") as advance:
-        for batch in batches:
+    with bar(console, "bench solver", len(impls) * len(batches), "rows") as advance:
+        for impl, batch in itertools.product(impls, batches):
+            step = make_step(flow, substeps=substeps, device=device, impl=impl)
             state = initial_vorticity(flow, batch, seed=0, device=device)
-            seconds = median_seconds(lambda state=state: step(state), device) / substeps  # type: ignore[misc]
-            row = {"grid": with_crosses(flow.grid), "batch": batch, "ms per step": 1e3 * seconds}
+            seconds = median_seconds(lambda step=step, state=state: step(state), device) / substeps  # type: ignore[misc]
+            row = {"grid": with_crosses(flow.grid), "step": impl, "batch": batch, "ms per step": 1e3 * seconds}
             row |= {"field-steps/s": batch / seconds, "copy TB/s": bandwidth / 1e12}
             rows.append(row | {"share of floor": batch * solver_floor_bytes(flow.grid) / bandwidth / seconds})
             advance()
     return Findings(
         rows, ["floor: what a fused step must move at the speed of a large copy; what stays in cache can be faster"]
     )
+
+
+def bench_training(
+    recipe: Recipe, *, device: torch.device, console: Console, precisions: Sequence[str], batch: int | None
+) -> Findings:
+    """Milliseconds per sample of the recipe's model, forward alone and in training; `batch` None tries several.
+
+    The fast operators stand beside their references. The floor is the work of the model's products at the speed of a
+    large one: forward once, in training three times.
+    """
+    facts = recipe_facts(recipe)
+    step = build_step(recipe, facts, seed=0)
+    shape = (len(facts.fields), *facts.grid)
+    work = count_work(step.model, (1, *shape)).total
+    step.to(device)
+    usual = (1, 8, 32) if device.type == "cuda" else (1, recipe.training.batch_size)
+    cases: list[tuple[str, Impl, int]] = [
+        (precision, impl, size)
+        for precision in precisions
+        for impl in BESIDE
+        for size in ((batch,) if batch else usual)
+        if impl == "auto" or batch or size <= LARGEST_REFERENCE_BATCH
+    ]
+    rates = {precision: product_rate(device, precision) for precision in precisions}
+    rows = []
+    with bar(console, "bench training", len(cases), "rows") as advance:
+        for precision, impl, size in cases:
+            with use_impl(impl):
+                cost = training_cost(step, (size, *shape), precision=precision, device=device)
+            floor = size * work / rates[precision]
+            forward, training = cost.forward_seconds, cost.training_seconds
+            row = {"precision": precision, "operators": BESIDE[impl], "batch": size}
+            row |= {"forward ms": per_sample_ms(forward, size), "share": _share(floor, forward)}
+            row |= {"training ms": per_sample_ms(training, size), "share ": _share(3 * floor, training)}
+            row |= {"samples/s": OUT_OF_MEMORY if isinstance(training, str) else size / training}
+            rows.append(row | {"GB": in_units(cost.training_bytes, 1e9)})
+            advance()
+    speeds = ", ".join(f"{2e-12 * rate:.3g} TFLOP/s in {precision}" for precision, rate in rates.items())
+    return Findings(
+        rows,
+        [
+            "milliseconds are per sample; GB is the GPU allocator's peak in a training step",
+            f"share: of the floor, {2e-9 * work:.4g} GFLOP forward and three times as many in training at the speed of "
+            f"a large product, {speeds}",
+        ],
+    )
+
+
+def _share(floor: float, seconds: float | str) -> float | str:
+    return seconds if isinstance(seconds, str) else floor / seconds
 
 
 def bench_operators(recipe: Recipe, *, device: torch.device, precisions: Sequence[str], batch: int | None) -> Findings:
@@ -255,14 +316,16 @@ def bench_rollout(
     count = trajectories or recipe.dataset.count("test")
     length = steps or (100 if device.type == "cuda" else 5)
     facts = recipe_facts(recipe)
-    step = rolled_out(
-        PhysicalStep(build_step(recipe, facts, seed=0), facts.normalizer).to(device).eval(), recipe, device
-    )
+    plain = PhysicalStep(build_step(recipe, facts, seed=0), facts.normalizer).to(device).eval()
+    step = rolled_out(plain, recipe, device)
     generator = torch.Generator().manual_seed(0)
     state = torch.randn(count, len(facts.fields), *facts.grid, generator=generator).to(device)
     statistics = _statistics(dataset_info(recipe), count, max_lag=recipe.evaluation.max_lag, device=device)
     with torch.inference_mode():
         model_seconds = median_seconds(lambda: step(state), device)
+        one_seconds = median_seconds(lambda: step(state[:1]), device)
+        with use_impl("reference"), torch.autocast(device.type, torch.bfloat16, enabled=_is_bf16(recipe)):
+            eager_seconds = median_seconds(lambda: plain(state[:1]), device)
         for _ in range(recipe.evaluation.max_lag + 1):
             statistics.update(state)
         with bar(console, f"bench rollout {recipe.name}", length, "steps") as advance:
@@ -278,11 +341,23 @@ def bench_rollout(
         "precision": recipe.evaluation.precision,
         "trajectories": count,
         "steps": length,
+        "one state, eager ms": 1e3 * eager_seconds,
+        "one state ms": 1e3 * one_seconds,
         "model ms": 1e3 * model_seconds,
     }
     row |= {"model + statistics ms": 1e3 * seconds, "steps/s": 1 / seconds}
     row[f"s per {PROJECTED_STEPS} steps"] = PROJECTED_STEPS * seconds
-    return Findings([row], ["random weights; storing frames and scoring are not included"])
+    return Findings(
+        [row],
+        [
+            "random weights; storing frames and scoring are not included",
+            "eager: the reference operators, called one by one; the others as `predict` calls them",
+        ],
+    )
+
+
+def _is_bf16(recipe: Recipe) -> bool:
+    return recipe.evaluation.precision == "bf16"
 
 
 def _statistics(info: DatasetInfo, count: int, *, max_lag: int, device: torch.device) -> TrajectoryStatistics:

@@ -1,4 +1,4 @@
-"""How the benches measure, and what a training step costs.
+"""How the benches measure: times, memory, what the device can do at best, and what a training step costs.
 
 Times are medians after a warm-up, with the device synchronised around each call; memory is the allocator's peak, and
 memory that runs out is a result.
@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from ergoflow.config import ChannelDatasetConfig, Recipe
 from ergoflow.data.info import DatasetInfo
 from ergoflow.data.normalize import Normalizer
 from ergoflow.pipeline import simulate_channel, simulate_kolmogorov
-from ergoflow.pipeline.progress import bar
-from ergoflow.pipeline.runs import RunFacts, build_step
+from ergoflow.pipeline.runs import RunFacts
 from ergoflow.training.losses import relative_l2_loss
 from ergoflow.training.optimizers import make_optimizer
 
@@ -57,29 +55,6 @@ class TrainingCost:
     training_seconds: float | str
     forward_bytes: int | str | None
     training_bytes: int | str | None
-
-
-def bench_training(
-    recipe: Recipe, *, device: torch.device, console: Console, precisions: Sequence[str], batch: int | None
-) -> Findings:
-    """Milliseconds per sample of the recipe's model, forward alone and in training; `batch` None tries several."""
-    facts = recipe_facts(recipe)
-    step = build_step(recipe, facts, seed=0).to(device)
-    usual = (1, 8, 32) if device.type == "cuda" else (1, recipe.training.batch_size)
-    batches = (batch,) if batch else usual
-    rows = []
-    with bar(console, "bench training", len(precisions) * len(batches), "rows") as advance:
-        for precision in precisions:
-            for size in batches:
-                shape = (size, len(facts.fields), *facts.grid)
-                cost = training_cost(step, shape, precision=precision, device=device)
-                seconds = cost.training_seconds
-                row = {"precision": precision, "batch": size, "forward ms": per_sample_ms(cost.forward_seconds, size)}
-                row |= {"training ms": per_sample_ms(seconds, size)}
-                row |= {"samples/s": OUT_OF_MEMORY if isinstance(seconds, str) else size / seconds}
-                rows.append(row | {"GB": in_units(cost.training_bytes, 1e9)})
-                advance()
-    return Findings(rows, ["milliseconds are per sample; GB is the GPU allocator's peak in a training step"])
 
 
 def training_cost(model: nn.Module, shape: tuple[int, ...], *, precision: str, device: torch.device) -> TrainingCost:
@@ -163,6 +138,14 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.randn(2**28 if device.type == "cuda" else 2**24, device=device)
     target = torch.empty_like(source)
     return 8 * source.numel() / median_seconds(lambda: target.copy_(source), device)
+
+
+def product_rate(device: torch.device, precision: str) -> float:
+    """Multiply-adds per second of a large square matrix product of random numbers, as torch runs it."""
+    side = 8192 if device.type == "cuda" else 512
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return side**3 / median_seconds(lambda: left @ right, device)
 
 
 def dataset_info(recipe: Recipe) -> DatasetInfo:
