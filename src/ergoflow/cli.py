@@ -28,7 +28,7 @@ from rich.console import Console
 from ergoflow import __version__
 from ergoflow.config import ChannelDatasetConfig, Recipe, override, to_dict
 from ergoflow.pipeline.workspace import Workspace, pick_device
-from ergoflow.recipes import datasets, find_dataset, find_recipe, find_recipes
+from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, find_recipes
 
 # Parameters of mallopt, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -59,6 +59,7 @@ SeedOption = Annotated[
     int, typer.Option("--seed", min=0, help="Seed of initialisation and sampling; names the run folder.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+BoxOption = Annotated[str | None, typer.Option("--box", help="Channel: cells along x,y,z, e.g. 512,192,192.")]
 PrecisionOption = Annotated[
     str | None, typer.Option("--precision", help="fp32 or bf16; shorthand for --set training.precision=...")
 ]
@@ -79,12 +80,29 @@ def recipes(
 
 
 @app.command()
-def demo(root: RootOption = Path(), seed: SeedOption = 0, device: DeviceOption = "auto") -> None:
+def demo(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="With --pretrained: a shipped model or a folder of `ergoflow export`."),
+    ] = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Show a shipped model instead of training one; default the best small.")
+    ] = False,
+    root: RootOption = Path(),
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+) -> None:
     """Simulate, train, roll out 1000 steps, score and report: the whole tool in a few minutes on a laptop."""
     from ergoflow.pipeline.demo import demo as run
+    from ergoflow.pipeline.demo import demo_pretrained
 
-    console = _console()
-    good = run(find_recipe("kf64-a3m"), _workspace(root), seed=seed, device=pick_device(device), console=console)
+    if model is not None and not pretrained:
+        raise ValueError(f"a model is named for --pretrained only, got {model!r} without it; add it or drop the name")
+    console, place = _console(), _workspace(root)
+    if pretrained:
+        good = demo_pretrained(model, place, device=pick_device(device), console=console)
+    else:
+        good = run(find_recipe("kf64-a3m"), place, seed=seed, device=pick_device(device), console=console)
     if not good:
         raise typer.Exit(1)
 
@@ -100,20 +118,20 @@ def simulate(
     device: DeviceOption = "auto",
     precision: Annotated[str, typer.Option("--precision", help="float32 or float64 arithmetic.")] = "float32",
     minutes: Annotated[float | None, typer.Option("--minutes", min=0.0, help="Channel: stop with what fits.")] = None,
-    box: Annotated[str | None, typer.Option("--box", help="Channel: cells along x,y,z, e.g. 512,192,192.")] = None,
+    box: BoxOption = None,
 ) -> None:
     """Make a data set; continues where an earlier call stopped."""
+    from ergoflow.pipeline.shards import completeness
     from ergoflow.pipeline.simulate import simulate as run
 
     dtypes = {"float32": torch.float32, "float64": torch.float64}
     if precision not in dtypes:
         raise ValueError(f"--precision must be float32 or float64 for simulate, got {precision!r}")
-    sides = [f"dataset.flow.box=[{box}]"] if box else []
-    dataset = find_dataset(_one(name, recipe), (settings or []) + sides)
+    dataset = find_dataset(_one(name, recipe), (settings or []) + _sides(box))
     console = _console()
     place = _workspace(root)
     folder = run(dataset, place, device=pick_device(device), console=console, dtype=dtypes[precision], minutes=minutes)
-    console.print(f"data set {dataset.name} is complete in {folder}")
+    console.print(f"data set {dataset.name}, {completeness(dataset, folder)}, is in {folder}")
 
 
 @app.command()
@@ -204,23 +222,29 @@ def report(
     results: Annotated[
         Path | None, typer.Option("--results", help="Also show the cells that `reproduce` wrote into this folder.")
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--document", help="Also write the paper's tables beside those of --results as Markdown."),
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--document", help="Also write what --results say about the paper into this Markdown. Repeatable."
+        ),
     ] = None,
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "ergoflow report",
 ) -> None:
     """Write one self-contained page about every scored run below the root."""
-    from ergoflow.pipeline.report import document
+    from ergoflow.pipeline.cells import list_cells
+    from ergoflow.pipeline.document import document
     from ergoflow.pipeline.report import report as run
 
-    if file is not None and results is None:
+    if files and results is None:
         raise ValueError("--document is made of cells, got no folder of them; name one with --results")
-    console = _console()
-    console.print(f"report: {run(_workspace(root), title=title, results=results)}")
-    if file is not None and results is not None:
+    console, place = _console(), _workspace(root)
+    for file in files or ():
+        assert results is not None
         document(results, file)
-        console.print(f"tables: {file}")
+        console.print(f"document: {file}")
+    # A document says what has not been run; a page of nothing would be a mistake.
+    if not files or place.scored_runs() or (results is not None and list_cells(results)):
+        console.print(f"report: {run(place, title=title, results=results)}")
 
 
 @app.command()
@@ -246,6 +270,7 @@ def verify(
     what: Annotated[str, typer.Argument(help="A data set folder, or the name of a channel such as tcf96.")],
     settings: SetOption = None,
     turnovers: Annotated[float, typer.Option("--turnovers", min=0.0, help="Channel: δ/u_τ of statistics.")] = 25.0,
+    box: BoxOption = None,
     device: DeviceOption = "auto",
     output: Annotated[Path | None, typer.Option("--output", help="Channel: also write the profiles as JSON.")] = None,
 ) -> None:
@@ -256,7 +281,7 @@ def verify(
     console = _console()
     known = datasets().get(what)
     if isinstance(known, ChannelDatasetConfig) and not Path(what).is_dir():
-        chosen = find_dataset(what, settings or [])
+        chosen = find_dataset(what, (settings or []) + _sides(box))
         assert isinstance(chosen, ChannelDatasetConfig)
         place = pick_device(device)
         good = verify_solver(chosen, turnovers=turnovers, device=place, console=console, output=output)
@@ -271,7 +296,8 @@ def reproduce(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME...", help="Recipes, or groups such as mini and table1, from simulation to report."
+            metavar="NAME...",
+            help="Recipes, groups such as mini and table1, or cost, lorenz, figures; all is all of the paper.",
         ),
     ],
     settings: SetOption = None,
@@ -297,13 +323,16 @@ def reproduce(
 
     limit = Budget(minutes=_minutes(budget), samples=samples)
     chosen = [limit.apply(override(recipe, settings or [])) for recipe in find_recipes(names)]
-    console, place = _console(), _workspace(root)
+    parts = find_parts(names)
+    if not chosen and (settings or limit != Budget()):
+        raise ValueError(f"--set, --budget and --samples change recipes, got {' '.join(names)} alone; drop them")
+    console, place, chip = _console(), _workspace(root), pick_device(device)
     cells = place.root / "results" if results is None else results
     if dry_run:
-        print_plan(chosen, place, seeds=_seeds(seeds), results=cells, console=console)
+        print_plan(chosen, place, seeds=_seeds(seeds), results=cells, console=console, parts=parts, device=chip)
         return
-    page = run(chosen, place, seeds=_seeds(seeds), results=cells, device=pick_device(device), console=console)
-    console.print(f"report: {page}")
+    page = run(chosen, place, seeds=_seeds(seeds), results=cells, device=chip, console=console, parts=parts)
+    console.print(f"{'report' if page.suffix else 'results'}: {page}")
 
 
 @app.command()
@@ -384,6 +413,10 @@ def _fail(message: str) -> None:
 
 def _console() -> Console:
     return Console()
+
+
+def _sides(box: str | None) -> list[str]:
+    return [f"dataset.flow.box=[{box}]"] if box else []
 
 
 def _one(name: str | None, option: str | None) -> str:

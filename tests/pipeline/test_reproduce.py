@@ -15,11 +15,17 @@ from rich.console import Console
 
 from ergoflow.config import Recipe, override
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
+from ergoflow.pipeline import cost
 from ergoflow.pipeline.cells import cell_path, is_done, list_cells, read_cell, thin
-from ergoflow.pipeline.report import BEGIN, END, document, report
+from ergoflow.pipeline.cost import cost_path, expected_seconds
+from ergoflow.pipeline.document import gather
+from ergoflow.pipeline.lorenz import lorenz_path
+from ergoflow.pipeline.pictures import draw_figures, figures_to_draw
 from ergoflow.pipeline.reproduce import Budget, print_plan, reproduce
 from ergoflow.pipeline.workspace import Workspace
-from ergoflow.recipes import find_recipe
+from ergoflow.recipes import PARTS, collections, find_parts, find_recipe, find_recipes
+from ergoflow.report.claims import CLAIMS
+from ergoflow.report.reproduction import comparison, table_block
 from ergoflow.training.schedules import learning_rate_factor
 
 CPU = torch.device("cpu")
@@ -81,44 +87,20 @@ def test_every_cell_is_written_and_holds_all_that_made_it(space: Workspace) -> N
     assert {"value", "low", "high"} <= set(metric["floor"])
 
 
-def test_report_is_built_again_from_the_cells_alone(space: Workspace, tmp_path: Path) -> None:
-    shutil.copytree(space.root / "results", tmp_path / "results")
-    elsewhere = Workspace(tmp_path)
-    page = report(elsewhere, title="from cells", results=tmp_path / "results").read_text()
-    for name in ("kf64-a3m", "kf64-persistence", "kf64-climatology"):
-        assert name in page
-    here = json.loads((space.root / "runs" / "kf64-a3m" / "seed0" / "scores.json").read_text())
-    assert read_cell(cell_path(tmp_path / "results", "kf64-a3m", 0)).scores == here
-
-
-def test_tables_are_written_between_the_marks_and_nowhere_else(space: Workspace, tmp_path: Path) -> None:
-    results, page = space.root / "results", tmp_path / "page.md"
-    page.write_text(f"# Ours\n\n{BEGIN}\nold\n{END}\n\nLast words.\n")
-    document(results, page)
-    text = page.read_text()
-    assert text.startswith("# Ours\n\n<!--")
-    assert text.endswith("<!-- end -->\n\nLast words.\n")
-    assert "old" not in text
-    assert "| Table 1 | on KF256" in text
-    document(results, page)
-    assert page.read_text() == text
-    document(results, tmp_path / "new.md")
-    assert "## Claims" in (tmp_path / "new.md").read_text()
-    page.write_text("no marks")
-    with pytest.raises(ValueError, match="must hold the lines"):
-        document(results, page)
-    with pytest.raises(ValueError, match="cells were expected"):
-        document(tmp_path / "nothing", page)
-
-
-def test_a_finished_cell_is_not_made_again_not_even_without_data(space: Workspace, tmp_path: Path) -> None:
+def test_finished_cells_are_not_made_again_and_the_report_needs_nothing_else(space: Workspace, tmp_path: Path) -> None:
     shutil.copytree(space.root / "results", tmp_path / "results")
     before = {path: path.stat().st_mtime_ns for path in list_cells(tmp_path / "results")}
     elsewhere = Workspace(tmp_path)
     recipes = [tiny(), trivial("persistence")]
-    reproduce(recipes, elsewhere, seeds=[0], results=tmp_path / "results", device=CPU, console=Console(quiet=True))
+    page = reproduce(
+        recipes, elsewhere, seeds=[0], results=tmp_path / "results", device=CPU, console=Console(quiet=True)
+    ).read_text()
     assert {path: path.stat().st_mtime_ns for path in list_cells(tmp_path / "results")} == before
     assert not (tmp_path / "data").exists()
+    for name in ("kf64-a3m", "kf64-persistence", "kf64-climatology"):
+        assert name in page
+    here = json.loads((space.root / "runs" / "kf64-a3m" / "seed0" / "scores.json").read_text())
+    assert read_cell(cell_path(tmp_path / "results", "kf64-a3m", 0)).scores == here
 
 
 def test_a_cell_of_other_settings_is_refused_with_the_setting(space: Workspace) -> None:
@@ -139,6 +121,25 @@ def test_plan_says_what_is_left_and_how_long_it_takes(space: Workspace) -> None:
     assert "unknown" in plan_of([other], space, [0])
     assert "at least 0.0 min in all" in plan_of([other], space, [0])
     assert "training: 3.0 min in all" in plan_of([budget.apply(other)], space, [0, 1])
+
+
+def test_plan_says_what_is_left_of_the_parts(space: Workspace, tmp_path: Path) -> None:
+    def rows(results: Path, recipes: list[Recipe]) -> dict[str, str]:
+        console = Console(record=True, width=160, file=io.StringIO())
+        print_plan(recipes, space, seeds=[0], results=results, console=console, parts=PARTS, device=CPU)
+        lines = [line.split(maxsplit=1) for line in console.export_text().splitlines() if line.strip()]
+        return {words[0]: " ".join(words[1].split()) for words in lines if len(words) > 1}
+
+    before = rows(tmp_path / "none", [dataclasses.replace(tiny(), name="kf64-other")])
+    assert before["cost"].startswith("measure into ")
+    assert before["lorenz"].startswith("measure 0.8 min")
+    assert before["figures"].startswith("Lorenz-63, then those of the cells above")
+    done = shutil.copytree(space.root / "results", tmp_path / "results")
+    for path in (cost_path(done, CPU), lorenz_path(done)):
+        path.parent.mkdir(parents=True)
+    cost_path(done, CPU).write_text('{"rows": [], "notes": [], "seconds": 6.0, "hardware": {}}')
+    assert expected_seconds(done, CPU) == 6.0
+    assert rows(done, [])["cost"].startswith("done")
 
 
 def test_a_budget_ends_the_run_and_keeps_the_shape_of_its_schedule() -> None:
@@ -182,3 +183,57 @@ def test_thinning_keeps_series_with_their_steps_and_shrinks_fields() -> None:
     assert thinned.shape == (5, 3, 64, 48)
     assert np.allclose(thinned, field[..., ::4, ::4], atol=2e-3)
     assert np.array_equal(thin("snapshots/steps", np.arange(300)), np.arange(300))
+
+
+def test_the_faces_of_a_box_stay_faces_of_one_box() -> None:
+    faces = {"front": (192, 1024), "side": (192, 192), "floor": (1024, 192)}
+    front, side, floor = (thin(f"box/{name}", np.ones(shape, np.float32)).shape for name, shape in faces.items())
+    assert front == (side[0], floor[0])
+    assert side[1] == floor[1]
+
+
+def test_parts_are_made_once_and_names_say_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def measured(what: str, recipes: list[Recipe], options: object, *, output: Path, **_: object) -> None:
+        calls.append(what)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text('{"rows": [], "notes": [], "hardware": {"device": "x"}}')
+
+    monkeypatch.setattr(cost, "bench", measured)
+    for _ in range(2):
+        place = Workspace(tmp_path)
+        page = reproduce(
+            [], place, seeds=[0], results=tmp_path / "results", device=CPU, console=Console(quiet=True), parts=["cost"]
+        )
+    assert calls == ["models"]
+    assert page == tmp_path / "results"
+    assert json.loads(cost_path(page, CPU).read_text())["seconds"] >= 0
+    assert find_parts(["table1", "cost"]) == ("cost",)
+    assert find_parts(["figures"]) == ("lorenz", "figures")
+    assert find_parts(["all"]) == PARTS
+    assert find_recipes(list(PARTS)) == []
+    everything = {recipe.name for recipe in find_recipes(["all"])}
+    for group in ("table1", "table1-transient", "table2", "table3", "table4", "seeds"):
+        assert set(collections()[group]) <= everything
+    assert not any(name.startswith("kf64") for name in everything)
+
+
+def test_figures_and_verdicts_come_from_the_cells_of_real_runs(space: Workspace, tmp_path: Path) -> None:
+    source, target = (
+        cell_path(root, name, 0) for root, name in ((space.root / "results", "kf64-a3m"), (tmp_path, "kf128-a3m"))
+    )
+    target.parent.mkdir()
+    cell = json.loads(source.read_text())
+    cell["scores"]["name"] = "kf128-a3m"
+    target.write_text(json.dumps(cell))
+    shutil.copy(source.with_suffix(".npz"), target.with_suffix(".npz"))
+    wanted = {picture.slug for picture in figures_to_draw(gather(tmp_path), tmp_path)}
+    assert wanted == {"operator-kf128", "attention-sigma", "attention-heads", "spectrum-sigma"}
+    draw_figures(gather(tmp_path), tmp_path, console=Console(quiet=True))
+    evidence = gather(tmp_path)
+    assert {slug for slug, entry in evidence.pictures.items() if entry["file"]} == wanted
+    assert "[a3m](results/kf128-a3m/seed0.json)" in table_block(comparison("table4"), evidence)
+    verdicts = {claim.text: claim.rule(evidence) for claim in CLAIMS}
+    (orthogonal,) = [verdict for text, verdict in verdicts.items() if "within SO(d)" in text]
+    assert "singular values" in orthogonal.reason

@@ -1,7 +1,7 @@
 """Results that travel: a scored run as one JSON file, with what the report draws beside it.
 
     RESULTS/<recipe>/seed<N>.json   recipe, scores, training, learning curve; hardware, versions and commit of each
-    RESULTS/<recipe>/seed<N>.npz    curves and thinned fields, a few hundred kilobytes
+    RESULTS/<recipe>/seed<N>.npz    curves and thinned fields, at most a megabyte at full size
 
 A cell needs neither data nor weights, so a table begun on one machine is continued on another, and the report is
 built again from the files alone.
@@ -26,6 +26,8 @@ PICTURE_SIDE = 64
 # Series over a long roll-out keep every so many steps, learning curves at most so many records.
 SERIES_STRIDE = 5
 LOG_RECORDS = 200
+# The faces of a channel's box share their axes, so they are thinned alike.
+BOX_STRIDE = 4
 # Frames for the player are two thirds of curves.npz and stay with the run.
 LEFT_OUT = ("player/",)
 
@@ -96,7 +98,9 @@ def thin(name: str, values: np.ndarray) -> np.ndarray:
     """A curve as it travels: fields and kernels on a coarser grid, long series at every few steps."""
     if name.startswith("series/"):
         return values[..., ::SERIES_STRIDE]
-    if name.startswith(("snapshots/", "tke/", "attention/")) and name != "snapshots/steps":
+    if name.startswith("box/"):
+        return values[::BOX_STRIDE, ::BOX_STRIDE].astype(np.float16)
+    if name.startswith(("snapshots/", "tke/", "attention/", "attention_last/")) and name != "snapshots/steps":
         stride = max(1, -(-max(values.shape[-2:]) // PICTURE_SIDE))
         return values[..., ::stride, ::stride].astype(np.float32 if name.startswith("tke/") else np.float16)
     return values

@@ -160,7 +160,7 @@ def _fields(store: TrajectoryStore, rollout: TrajectoryStore, *, stride: int) ->
 
 
 def _operator(folder: Path, store: TrajectoryStore) -> dict[str, np.ndarray]:
-    """Eigenvalues and singular values of G and the first block's attention kernels, where the model has them."""
+    """Eigenvalues and singular values of G, and the kernels of the first and last block, where the model has them."""
     step = load_run(folder)
     model = step.step.model
     arrays: dict[str, np.ndarray] = {}
@@ -172,8 +172,7 @@ def _operator(folder: Path, store: TrajectoryStore) -> dict[str, np.ndarray]:
     if isinstance(model, A3M):
         state = torch.from_numpy(store.read("test", SHOWN, 0, 1))
         with torch.inference_mode():
-            kernels = model.attention_kernels((state - step.mean[:, None, None]) / step.std[:, None, None])[0]
-        arrays |= {
-            f"attention/{axis}": kernel[0].numpy() for axis, kernel in zip(store.info.axes, kernels, strict=True)
-        }
+            blocks = model.attention_kernels((state - step.mean[:, None, None]) / step.std[:, None, None])
+        for family, kernels in (("attention", blocks[0]), ("attention_last", blocks[-1])):
+            arrays |= {f"{family}/{axis}": k[0].numpy() for axis, k in zip(store.info.axes, kernels, strict=True)}
     return arrays

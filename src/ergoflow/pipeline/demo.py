@@ -1,13 +1,19 @@
-"""`ergoflow demo`: the whole tool on a small flow, ending in a verdict from its own scores."""
+"""`ergoflow demo`: the whole tool on a small flow, or a shipped model on its own; ends in a verdict from the scores."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
+from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from ergoflow.config import Recipe
+from ergoflow.config import EvaluationConfig, Recipe, load_recipe
+from ergoflow.pipeline.check import run_check
+from ergoflow.pipeline.demo_data import demo_dataset, make_demo_data
+from ergoflow.pipeline.pretrained import best_small_model, find_model, install
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.reproduce import run_one
 from ergoflow.pipeline.simulate import simulate
@@ -15,6 +21,8 @@ from ergoflow.pipeline.summary import print_summary, read_scores
 from ergoflow.pipeline.workspace import Workspace
 
 LEAD = "relative_l2@5"
+# How a shipped model is judged: 1000 steps, in float32 (bfloat16 is slow on most CPUs), no exponents.
+EVALUATION = EvaluationConfig()
 
 
 def demo(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> bool:
@@ -22,6 +30,43 @@ def demo(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devic
     started = time.perf_counter()
     simulate(recipe.dataset, workspace, device=device, console=console)
     folder = run_one(recipe, workspace, seed=seed, device=device, console=console)
+    return _conclude(folder, workspace, started, console)
+
+
+def demo_pretrained(name: str | None, workspace: Workspace, *, device: torch.device, console: Console) -> bool:
+    """Check a shipped model, roll it out on a small test set made here, and report; True as for `demo`.
+
+    `name` is that of a model in the package or a folder that `export` wrote; None is the best small one.
+    """
+    started = time.perf_counter()
+    source = best_small_model() if name is None else find_model(name)
+    check = run_check(source)
+    check.require(source)
+    recipe = demo_recipe(load_recipe(source / "recipe.json"))
+    console.print(
+        f"{source.name}: the shipped weights reproduce their published score, relative L2 {check.error:.4f} "
+        f"at τ = {check.lead} on {len(check.measured)} stored windows",
+        highlight=False,
+    )
+    make_demo_data(recipe.dataset, workspace, device=device, console=console)
+    seed = json.loads((source / "scores.json").read_text())["seed"]
+    install(source, workspace, seed=seed, recipe=recipe)
+    folder = run_one(recipe, workspace, seed=seed, device=device, console=console)
+    return _conclude(folder, workspace, started, console)
+
+
+def demo_recipe(recipe: Recipe) -> Recipe:
+    """The recipe of a shipped model with data and evaluation for two cores, under a name that no training run has."""
+    return dataclasses.replace(
+        recipe,
+        name=f"{recipe.name}-pretrained",
+        dataset=demo_dataset(recipe.dataset),
+        evaluation=EVALUATION,
+    )
+
+
+def _conclude(folder: Path, workspace: Workspace, started: float, console: Console) -> bool:
+    """Write the page, print summary and verdict."""
     page = report(workspace, title="ergoflow demo")
     console.print()
     print_summary(folder, console)

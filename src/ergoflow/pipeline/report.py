@@ -7,15 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ergoflow.data.files import write_text_atomic
 from ergoflow.pipeline.cells import list_cells, read_cell
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.report.html import render
-from ergoflow.report.reproduction import reproduction
 from ergoflow.report.runs import RunView
-
-# What stands between these lines is made of the cells; the rest of the file is the author's.
-BEGIN, END = "<!-- begin: written by ergoflow report --document -->", "<!-- end -->"
 
 
 def report(workspace: Workspace, *, title: str, results: Path | None = None) -> Path:
@@ -34,19 +29,6 @@ def report(workspace: Workspace, *, title: str, results: Path | None = None) -> 
             "run `ergoflow score RECIPE` first"
         )
     return render(views, workspace.report, title=title)
-
-
-def document(results: Path, path: Path) -> None:
-    """Write the paper's tables beside ours, from the cells alone, between the two marks of a Markdown file."""
-    cells = [read_cell(cell) for cell in list_cells(results)]
-    if not cells:
-        raise ValueError(f"cells were expected in {results}, but there are none; run `ergoflow reproduce` first")
-    text = path.read_text() if path.exists() else f"# Reproduction\n\n{BEGIN}\n{END}\n"
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path} must hold the lines {BEGIN} and {END}, got a file without them; add both")
-    write_text_atomic(path, f"{before}{BEGIN}\n\n{reproduction(cells)}\n{END}{after}")
 
 
 def _view(folder: Path) -> RunView:

@@ -1,7 +1,8 @@
 """`ergoflow reproduce`: a matrix of cells (recipe × seed) from simulation to report, doing only what is missing.
 
 A cell that is in the results folder is done; a run that was interrupted goes on from its checkpoint. The report is
-made of the cells, with the frames of those that were run here.
+made of the cells, with the frames of those that were run here. Besides cells there are parts: the cost of every model
+on this hardware, Lorenz-63, and the figures, which come last because they are drawn from the results.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from rich.table import Table
 
 from ergoflow.config import Recipe, to_dict
 from ergoflow.pipeline.cells import cell_path, is_done, list_cells, write_cell
+from ergoflow.pipeline.cost import cost_path, expected_seconds, measure_cost
+from ergoflow.pipeline.document import gather
+from ergoflow.pipeline.lorenz import EXPECTED_SECONDS as LORENZ_SECONDS
+from ergoflow.pipeline.lorenz import lorenz_path, measure_lorenz
+from ergoflow.pipeline.pictures import EXPECTED_SECONDS_EACH, draw_figures, figures_to_draw
 from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.runs import is_trained, require_same_run
@@ -29,6 +35,7 @@ from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.plan import SECONDS_PER_MINUTE
 from ergoflow.training.trainer import TrainingDiverged
 
+CPU = torch.device("cpu")
 # Epochs are stretched by this factor where time or samples end a run, so that they do not end it first.
 NEVER_FIRST = 1000
 
@@ -66,8 +73,40 @@ def reproduce(
     results: Path,
     device: torch.device,
     console: Console,
+    parts: Sequence[str] = (),
 ) -> Path:
-    """Run every recipe with every seed and return the page."""
+    """Run every recipe with every seed, make the `parts` (of `recipes.PARTS`), and return the page.
+
+    Without any cell there is no page, and the results folder is returned.
+    """
+    results.mkdir(parents=True, exist_ok=True)
+    if "cost" in parts:
+        measure_cost(results, device=device, console=console)
+    if "lorenz" in parts:
+        measure_lorenz(results, console=console)
+    diverged = _run_cells(recipes, workspace, seeds=seeds, results=results, device=device, console=console)
+    if "figures" in parts:
+        draw_figures(gather(results), results, console=console)
+    shown = bool(list_cells(results) or workspace.scored_runs())
+    page = report(workspace, title="ergoflow report", results=results) if shown else results
+    if diverged:
+        raise ValueError(
+            f"every cell was expected to train, but {', '.join(diverged)} diverged; "
+            f"the other cells are in {results} and in {page}; see the advice above"
+        )
+    return page
+
+
+def _run_cells(
+    recipes: Sequence[Recipe],
+    workspace: Workspace,
+    *,
+    seeds: Sequence[int],
+    results: Path,
+    device: torch.device,
+    console: Console,
+) -> list[str]:
+    """Make the cells that are missing; return the names of those whose training diverged."""
     diverged = []
     for recipe in recipes:
         for seed in seeds:
@@ -82,13 +121,7 @@ def reproduce(
                 diverged.append(f"{recipe.name} seed {seed}")
                 continue
             write_cell(folder, results)
-    page = report(workspace, title="ergoflow report", results=results)
-    if diverged:
-        raise ValueError(
-            f"every cell was expected to train, but {', '.join(diverged)} diverged; "
-            f"the other cells are in {results} and in {page}; see the advice above"
-        )
-    return page
+    return diverged
 
 
 def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> Path:
@@ -104,10 +137,17 @@ def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.de
 
 
 def print_plan(
-    recipes: Sequence[Recipe], workspace: Workspace, *, seeds: Sequence[int], results: Path, console: Console
+    recipes: Sequence[Recipe],
+    workspace: Workspace,
+    *,
+    seeds: Sequence[int],
+    results: Path,
+    console: Console,
+    parts: Sequence[str] = (),
+    device: torch.device = CPU,
 ) -> None:
-    """Print each cell, what is left of it, and how long its training takes as far as that is known."""
-    table = Table("cell", "seed", "to do", "training", title=f"results in {results}", title_justify="left")
+    """Print each cell and part, what is left of it, and how long its training takes as far as that is known."""
+    table = Table("cell", "seed", "to do", "time", title=f"results in {results}", title_justify="left")
     table.box, table.columns[0].no_wrap = box.SIMPLE, True
     known, total, guessed = _known_minutes(results), 0.0, True
     for recipe in recipes:
@@ -117,9 +157,31 @@ def print_plan(
             total, guessed = total + (minutes or 0.0), guessed and minutes is not None
             shown = "unknown" if minutes is None else f"{minutes:.1f} min" if minutes else ""
             table.add_row(recipe.name, str(seed), ", ".join(left) or "done", shown)
+    further = 0.0
+    for part in parts:
+        left_of_part, seconds = _part_to_do(part, results, device, bool(total or not guessed))
+        further += seconds / SECONDS_PER_MINUTE
+        table.add_row(part, "", left_of_part, f"{seconds / SECONDS_PER_MINUTE:.1f} min" if seconds else "")
     console.print(table)
     bound = "" if guessed else "at least "
-    console.print(f"training: {bound}{total:.1f} min in all; simulating, rolling out and scoring come on top")
+    if recipes:
+        console.print(f"training: {bound}{total:.1f} min in all; simulating, rolling out and scoring come on top")
+    if parts:
+        console.print(f"{', '.join(parts)}: about {further:.1f} min in all")
+
+
+def _part_to_do(part: str, results: Path, device: torch.device, cells_change: bool) -> tuple[str, float]:
+    """What is left of a part, in words, and how many seconds that takes."""
+    if part == "cost":
+        path = cost_path(results, device)
+        return ("done", 0.0) if path.exists() else (f"measure into {path.name}", expected_seconds(results, device))
+    if part == "lorenz":
+        return ("done", 0.0) if lorenz_path(results).exists() else ("measure", LORENZ_SECONDS)
+    count = len(figures_to_draw(gather(results), results)) if results.is_dir() else 0
+    drawn = [f"draw {count}"] if count else []
+    later = [] if lorenz_path(results).exists() else ["Lorenz-63"]
+    later += ["those of the cells above"] if cells_change else []
+    return ", then ".join([*drawn, *later]) or "done", EXPECTED_SECONDS_EACH * (count + len(later))
 
 
 def _left_to_do(recipe: Recipe, workspace: Workspace, seed: int, results: Path) -> list[str]:

@@ -12,8 +12,20 @@ from ergoflow.recipes.datasets import datasets
 from ergoflow.recipes.experiments import SIGMAS, experiments, full_size_models
 from ergoflow.recipes.small import small_experiments, small_models
 
-__all__ = ["catalogue", "collections", "datasets", "find_dataset", "find_recipe", "find_recipes", "full_size_models"]
+__all__ = [
+    "PARTS",
+    "catalogue",
+    "collections",
+    "datasets",
+    "find_dataset",
+    "find_parts",
+    "find_recipe",
+    "find_recipes",
+    "full_size_models",
+]
 
+#: What `ergoflow reproduce` makes besides cells, in this order.
+PARTS = ("cost", "lorenz", "figures")
 # The rows of the paper's main tables, what it left out, and our own.
 MAIN_ROWS = ("mno", "uno", "mwt", "factformer", "a3m", "a3m-common", "convnext", "ergoformer")
 
@@ -30,13 +42,20 @@ def collections() -> dict[str, tuple[str, ...]]:
     The trivial forecasts are in none: every score holds them.
     """
     variants = ("a3m", *(f"a3m-sigma{sigma}" for sigma in SIGMAS))
-    return {
-        "mini": tuple(f"{flow}-{model}" for flow in ("kf64", "tcf32") for model in small_models()),
+    paper = {
         "table1": tuple(f"kf256-coarse-{row}" for row in MAIN_ROWS),
         "table1-transient": tuple(f"kf256-transient-{row}" for row in ("a3m", "factformer", "convnext")),
         "table2": tuple(f"tcf192-{row}" for row in MAIN_ROWS),
         "table3": tuple(f"kf128-{row}" for row in ("a3m-base", "a3m-free", "a3m", "a3m-exact")),
         "table4": tuple(f"kf128-{row}" for row in variants),
+        "seeds": tuple(f"kf128-coarse-{row}" for row in ("a3m", "factformer", "convnext", "ergoformer")),
+    }
+    return {
+        "mini": tuple(f"{flow}-{model}" for flow in ("kf64", "tcf32") for model in small_models()),
+        **paper,
+        # Where the budget does not reach for 192 cells.
+        "table2-tcf96": tuple(f"tcf96-{row}" for row in MAIN_ROWS),
+        "all": tuple(dict.fromkeys(name for members in paper.values() for name in members)),
     }
 
 
@@ -56,13 +75,19 @@ def find_recipe(name: str) -> Recipe:
 
 
 def find_recipes(names: Sequence[str]) -> list[Recipe]:
-    """The recipes of a list of names, each once; the name of a collection stands for its members."""
+    """The recipes of a list of names, each once; a collection stands for its members, a part of PARTS for none."""
     groups, known = collections(), catalogue()
     for name in names:
-        if not (name in groups or name in known or name.endswith(".json") or "/" in name):
-            raise ValueError(f"unknown recipe or group {name!r}; {_hint(name, [*groups, *known])}")
-    members = [member for name in names for member in groups.get(name, (name,))]
+        if not (name in PARTS or name in groups or name in known or name.endswith(".json") or "/" in name):
+            raise ValueError(f"unknown recipe or group {name!r}; {_hint(name, [*PARTS, *groups, *known])}")
+    members = [member for name in names if name not in PARTS for member in groups.get(name, (name,))]
     return [find_recipe(name) for name in dict.fromkeys(members)]
+
+
+def find_parts(names: Sequence[str]) -> tuple[str, ...]:
+    """Which of PARTS a list of names asks for: `all` is all of them, and the figures show Lorenz-63."""
+    asked = {*names, *(PARTS if "all" in names else ()), *(("lorenz",) if "figures" in names else ())}
+    return tuple(part for part in PARTS if part in asked)
 
 
 def find_dataset(name: str, assignments: Sequence[str]) -> DatasetConfig:

@@ -1,0 +1,48 @@
+"""What a folder of results holds, as the document about the paper sees it: cells, costs, Lorenz-63, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ergoflow.report.runs import RunGroup
+
+#: Between task and row of a recipe's name; kf128-coarse-a3m begins with kf128-, but is a row of another task.
+OTHER_TASKS = ("coarse-", "transient-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Everything the document may say something about.
+
+    `groups` are the cells by recipe. `costs` maps a file of `results/cost` to what `bench models` wrote, `lorenz` is
+    `results/lorenz/lorenz63.json` (None: not made yet), `pictures` maps the slug of a drawn figure to its entry in
+    `results/figures/figures.json`, `stale` names those whose cells have changed since. `place` is the results folder
+    as seen from the document.
+    """
+
+    groups: Sequence[RunGroup] = ()
+    costs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    lorenz: Mapping[str, Any] | None = None
+    pictures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stale: Sequence[str] = ()
+    place: str = "results"
+
+    def rows(self, task: str) -> dict[str, RunGroup]:
+        """The groups of a task by what follows it in their names."""
+        found = {g.name.removeprefix(f"{task}-"): g for g in self.groups if g.name.startswith(f"{task}-")}
+        return {row: group for row, group in found.items() if not row.startswith(OTHER_TASKS)}
+
+    def first_task(self, tasks: Sequence[str]) -> str | None:
+        """The first of some tasks that has any run; None where none has."""
+        return next((task for task in tasks if self.rows(task)), None)
+
+    def link(self, file: str, text: str = "") -> str:
+        """A Markdown link to a file of the results."""
+        return f"[{text or f'`results/{file}`'}]({self.place}/{file})"
+
+
+def cell_file(name: str, seed: int) -> str:
+    """The file of a cell below the results folder."""
+    return f"{name}/seed{seed}.json"

@@ -1,0 +1,122 @@
+"""Figures with one panel per model, as in the paper: errors of forecasts and of kinetic energy, kernels by σ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ergoflow.report.canvas import INK, add_colorbar, add_grid, color_map, new_figure, set_title, shorten, shrink
+from ergoflow.report.maps import SCALE_QUANTILE, upright
+
+#: Panels of a map stand in rows of at most this many.
+PANELS_PER_ROW = 5
+#: A map of percentages ends here.
+PERCENT_LIMIT = 100.0
+#: Where the truth is nearly zero (at a wall) percentages are taken of this share of the map's mean.
+PERCENT_FLOOR = 0.05
+
+
+def draw_energy_errors(
+    truth: np.ndarray, models: Mapping[str, np.ndarray | None], *, axes: Sequence[str], side: int
+) -> Figure:
+    """Kinetic energy of the truth, then |TKEp − TKEt|/TKEt of each model in per cent; None is a failed model."""
+    count = 1 + len(models)
+    columns = min(PANELS_PER_ROW, count)
+    rows = -(-count // columns)
+    figure, panels = new_figure(1.9 * columns + 0.8, 2.0 * rows + 0.2, rows=rows, columns=columns)
+    flat = panels.ravel()
+    field = shrink(upright(truth, axes), side)
+    energy = _image(flat[0], field, "thermal", 0.0, float(field.max()) or 1.0, title="truth")
+    for panel, (name, model) in zip(flat[1:], models.items(), strict=False):
+        if model is None:
+            _blank(panel, f"{shorten(name)}: failed")
+            continue
+        percent = 100 * np.abs(shrink(upright(model, axes), side) - field)
+        percent /= np.maximum(field, PERCENT_FLOOR * field.mean())
+        last = _image(panel, percent, "amp", 0.0, PERCENT_LIMIT, title=f"{shorten(name)}, {percent.mean():.3g} %")
+    for panel in flat[count:]:
+        panel.set_axis_off()
+    add_colorbar(figure, energy, list(flat), label="TKE of the truth")
+    if any(model is not None for model in models.values()):
+        add_colorbar(figure, last, list(flat), label="|error| (%)", extend="max")
+    return figure
+
+
+def draw_forecast_errors(
+    steps: np.ndarray, truth: np.ndarray, models: Mapping[str, np.ndarray], *, axes: Sequence[str], side: int
+) -> Figure:
+    """The truth and each model's |prediction − truth| (columns) at several lead times (rows); fields (S, X, Y)."""
+    rows, columns = len(steps), 1 + len(models)
+    figure, panels = new_figure(1.3 * columns + 1.6, 1.35 * rows + 0.4, rows=rows, columns=columns)
+    limit = float(np.quantile(np.abs(truth), SCALE_QUANTILE)) or 1.0
+    fields = shrink(upright(truth, axes), side)
+    for row, step in enumerate(steps):
+        image = _image(panels[row, 0], fields[row], "balance", -limit, limit, title="" if row else "truth")
+        panels[row, 0].set_ylabel(f"step {int(step)}")
+    for column, (name, model) in enumerate(models.items(), start=1):
+        errors = np.abs(shrink(upright(model, axes), side) - fields)
+        for row in range(rows):
+            error = _image(panels[row, column], errors[row], "amp", 0.0, limit, title="" if row else shorten(name))
+    add_colorbar(figure, image, list(panels.ravel()), label="truth", extend="both")
+    if models:
+        add_colorbar(figure, error, list(panels.ravel()), label="|error|", extend="max")
+    return figure
+
+
+def draw_bandwidths(kernels: Mapping[str, Mapping[str, np.ndarray]], *, side: int) -> Figure:
+    """One attention map (S, S) per block (rows) and σ (columns), each on its own symmetric scale."""
+    blocks = list(dict.fromkeys(block for maps in kernels.values() for block in maps))
+    figure, panels = new_figure(
+        1.7 * len(kernels) + 0.5, 1.75 * len(blocks) + 0.3, rows=len(blocks), columns=len(kernels)
+    )
+    for column, (name, maps) in enumerate(kernels.items()):
+        for row, block in enumerate(blocks):
+            panel, title = panels[row, column], name if row == 0 else ""
+            if block not in maps:
+                _blank(panel, title)
+                continue
+            limit = float(np.abs(maps[block]).max()) or 1.0
+            _image(panel, shrink(maps[block], side), "balance", -limit, limit, title=title)
+    for row, block in enumerate(blocks):
+        panels[row, 0].set_ylabel(block)
+    return figure
+
+
+def draw_lorenz(orbits: Mapping[str, np.ndarray], estimates: Mapping[str, np.ndarray], *, reference: float) -> Figure:
+    """The attractor, x–z, of solver and learned map (orbits (T, 3)), and their estimates (groups, 3) of λ₁."""
+    figure, (panels,) = new_figure(8.6, 3.0, columns=1 + len(orbits))
+    for panel, (name, orbit) in zip(panels, orbits.items(), strict=False):
+        panel.plot(orbit[:, 0], orbit[:, 2], color=INK, linewidth=0.5)
+        panel.set(xlabel="x", ylabel="z")
+        set_title(panel, name)
+        add_grid(panel)
+    last = panels[-1]
+    last.axhline(reference, color=INK, alpha=0.6, linewidth=0.9, linestyle="dashed", label=f"{reference}, quoted")
+    for place, (name, values) in enumerate(estimates.items()):
+        leading = values[:, 0]
+        last.plot(np.full(len(leading), place), leading, "o", markersize=3, alpha=0.5, label=f"{name}, estimates")
+        last.plot(place, leading.mean(), "_", color=INK, markersize=18)
+    last.set_xticks(range(len(estimates)), labels=list(estimates))
+    last.set_xlim(-0.6, len(estimates) - 0.4)
+    set_title(last, "largest exponent")
+    add_grid(last)
+    return figure
+
+
+def _image(panel: Axes, field: np.ndarray, name: str, low: float, high: float, *, title: str = "") -> object:
+    """One field without ticks; values that are not finite are grey."""
+    colors = color_map(name).with_extremes(bad="#8c8c8c")
+    image = panel.imshow(
+        np.ma.masked_invalid(field), origin="lower", cmap=colors, vmin=low, vmax=high, interpolation="none"
+    )
+    _blank(panel, title)
+    return image
+
+
+def _blank(panel: Axes, title: str) -> None:
+    panel.set(xticks=[], yticks=[])
+    panel.spines[:].set_visible(False)
+    set_title(panel, title)

@@ -1,0 +1,188 @@
+"""The rules that decide a claim of the paper from the scores of the runs, and what a rule returns.
+
+Each function makes a rule. Comparisons of two models use means; a difference beyond the 95 % intervals of both is in
+bold. A failed roll-out is an infinite error. A rule whose cells are missing says so, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ergoflow.report.evidence import Evidence
+from ergoflow.report.reproduction import BASELINES, comparison
+from ergoflow.report.runs import RunGroup, finite_or_none
+from ergoflow.report.tables import Cell, build_table
+
+Word = Literal["reproduced", "not reproduced", "not testable", "not run yet"]
+LONG_TERM = ("me_ape", "me_lrw", "delta_lambda", "pca_kl")
+SHORT_TERM = ("relative_l2@5", "relative_l2@25")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule found, in a word and a reason."""
+
+    word: Word
+    reason: str
+
+
+def lower(
+    table: str, better: str, worse: Sequence[str], keys: Sequence[str] | None = None
+) -> Callable[[Evidence], Verdict]:
+    """A rule: `better` has a lower mean than each of `worse` in every column (None: all printed ones) of a table."""
+
+    def rule(evidence: Evidence) -> Verdict:
+        found = needed(evidence, table, (better, *worse))
+        if isinstance(found, Verdict):
+            return found
+        cells = _cells(found)
+        against, shared = [], 0
+        for row in worse:
+            for key in keys or comparison(table).printed.columns:
+                if key not in cells[better] or key not in cells[row]:
+                    continue
+                shared += 1
+                ours, theirs = cells[better][key], cells[row][key]
+                if not is_lower(ours.value, theirs.value):
+                    mark = "**" if theirs.high is not None and is_lower(theirs.high, ours.low) else ""
+                    against.append(f"{mark}{row} {key}{mark}")
+        if not shared:
+            return Verdict("not run yet", f"no cell of {table} holds {', '.join(keys or ())}")
+        if against:
+            shown = ", ".join(against)
+            return Verdict("not reproduced", f"{len(against)} of {shared} comparisons go the other way: {shown}")
+        return Verdict("reproduced", f"lower in all {shared} comparisons")
+
+    return rule
+
+
+def advantage(table: str) -> Callable[[Evidence], Verdict]:
+    """A rule: (best baseline − ours)/best baseline is at least the printed percentage in every column."""
+
+    def rule(evidence: Evidence) -> Verdict:
+        chosen = comparison(table)
+        found = needed(evidence, table, (*BASELINES, "a3m"))
+        if isinstance(found, Verdict):
+            return found
+        cells, printed = _cells(found), chosen.printed.rows["Advantage (%)"]
+        good, shown = True, []
+        for key, least in zip(chosen.printed.columns, printed, strict=True):
+            values = [finite_or_none(cells[row][key].value) for row in BASELINES if key in cells[row]]
+            best, ours = min((v for v in values if v is not None), default=None), cells["a3m"].get(key)
+            if ours is None or ours.value is None or best is None or best == 0:
+                good = False
+                shown.append(f"{key} failed ({least:g})")
+                continue
+            percent = 100 * (best - ours.value) / best
+            good = good and percent >= least
+            shown.append(f"{key} {percent:.3g} ({least:g})")
+        return Verdict("reproduced" if good else "not reproduced", "ours (printed), per cent: " + ", ".join(shown))
+
+    return rule
+
+
+def survives(tables: Sequence[str]) -> Callable[[Evidence], Verdict]:
+    """A rule: every roll-out of a3m stays finite and near the attractor for all of its steps."""
+
+    def rule(evidence: Evidence) -> Verdict:
+        shares = {}
+        for table in tables:
+            found = needed(evidence, table, ("a3m",))
+            if isinstance(found, Verdict):
+                return found
+            runs = found["a3m"].runs
+            share = sum(run.scores["survival"]["fraction"] for run in runs) / len(runs)
+            shares[found["a3m"].name] = (share, runs[0].scores["rollout_steps"])
+        good = all(share == 1 for share, _ in shares.values())
+        reason = ", ".join(f"{name}: {share:.0%} finish {steps} steps" for name, (share, steps) in shares.items())
+        return Verdict("reproduced" if good else "not reproduced", reason)
+
+    return rule
+
+
+def at_floor(tables: Sequence[str]) -> Callable[[Evidence], Verdict]:
+    """A rule: every long-term column of a3m is at the floor, that is, no worse than truth against truth."""
+
+    def rule(evidence: Evidence) -> Verdict:
+        above, count = [], 0
+        for table in tables:
+            found = needed(evidence, table, ("a3m",))
+            if isinstance(found, Verdict):
+                return found
+            cells = _cells(found)["a3m"]
+            count += sum(key in cells for key in LONG_TERM)
+            above += [f"{found['a3m'].name} {key}" for key in LONG_TERM if key in cells and not _floors(cells[key])]
+        if not count:
+            return Verdict("not run yet", "no cell holds a long-term column")
+        if above:
+            return Verdict("not reproduced", f"above the floor in {len(above)} of {count} columns: {', '.join(above)}")
+        return Verdict("reproduced", f"at the floor in all {count} columns")
+
+    return rule
+
+
+def beats_persistence(tables: Sequence[str]) -> Callable[[Evidence], Verdict]:
+    """A rule: a3m is below persistence at τ = 5 and 25."""
+
+    def rule(evidence: Evidence) -> Verdict:
+        shown, good = [], True
+        for table in tables:
+            found = needed(evidence, table, ("a3m",))
+            if isinstance(found, Verdict):
+                return found
+            metrics = found["a3m"].first.scores["metrics"]
+            cells = _cells(found)["a3m"]
+            for key in SHORT_TERM:
+                if key in metrics and "persistence" in metrics[key]["rows"]:
+                    trivial = finite_or_none(metrics[key]["rows"]["persistence"]["value"])
+                    good = good and is_lower(cells[key].value, trivial)
+                    shown.append(f"{found['a3m'].name} {key} {as_text(cells[key].value)} ({as_text(trivial)})")
+        return Verdict(
+            "reproduced" if good and shown else "not reproduced", "persistence in brackets: " + ", ".join(shown)
+        )
+
+    return rule
+
+
+def settled(word: Word, reason: str) -> Callable[[Evidence], Verdict]:
+    """A rule that no result can change: arithmetic of the printed numbers, mathematics, or other people's data."""
+    return lambda evidence: Verdict(word, reason)
+
+
+def both(first: Verdict, second: Verdict) -> Verdict:
+    """The worse of two verdicts, with both reasons."""
+    order: tuple[Word, ...] = ("not run yet", "not reproduced", "not testable", "reproduced")
+    word = min((first.word, second.word), key=order.index)
+    return Verdict(word, f"{first.reason}; {second.reason}")
+
+
+def needed(evidence: Evidence, table: str, rows: Sequence[str]) -> dict[str, RunGroup] | Verdict:
+    """The groups of some rows, or the verdict that they are missing."""
+    tasks = comparison(table).tasks
+    task = evidence.first_task(tasks)
+    found = {} if task is None else evidence.rows(task)
+    missing = [row for row in rows if row not in found]
+    if missing:
+        return Verdict("not run yet", f"{task or tasks[0]}: {', '.join(missing)}")
+    return {row: found[row] for row in rows}
+
+
+def _cells(groups: Mapping[str, RunGroup]) -> dict[str, Mapping[str, Cell]]:
+    table = build_table(list(groups.values()))
+    return {row: line.cells for row, line in zip(groups, table.rows, strict=False)}
+
+
+def is_lower(a: float | None, b: float | None) -> bool:
+    """Whether a is lower than b, where None is a failure: an infinite error."""
+    return a is not None and (b is None or a < b)
+
+
+def _floors(cell: Cell) -> bool:
+    return cell.verdict == "at floor"
+
+
+def as_text(value: float | None) -> str:
+    """A number in three digits; None is a failure."""
+    return "failed" if value is None else f"{value:.3g}"
