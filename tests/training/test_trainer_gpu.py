@@ -17,6 +17,7 @@ from ergoflow.models.operator import LatentOperator
 from ergoflow.training.checkpoint import STATE_FILE, load_state
 from ergoflow.training.objectives import ObjectiveConfig, make_objective
 from ergoflow.training.optimizers import make_optimizer
+from ergoflow.training.recorded import RecordedGradients
 from ergoflow.training.stepper import NormalizedStep, NormalizedWindows
 from ergoflow.training.trainer import Progress, TrainingConfig, TrainingInterrupted, TrainResult, train
 
@@ -124,3 +125,65 @@ def test_optimiser_is_fused_for_real_weights_and_works_for_complex_ones() -> Non
     (real.square().sum() + spectral.abs().square().sum()).backward()
     optimizer.step()
     torch.testing.assert_close(spectral.detach().real, torch.full((3, 3), 0.9, device="cuda"))
+
+
+def test_replayed_gradients_are_those_of_plain_calls_for_every_batch_and_stage() -> None:
+    net = Net().cuda().eval()
+    parameters = list(net.parameters())
+
+    def losses(batch: Tensor, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        state = batch
+        for _ in range(2 if progress > 0.5 else 1):
+            state = net(state)
+        return state.square().mean(), {"largest": state.abs().amax()}
+
+    recorded = RecordedGradients(losses, parameters, stage=lambda progress: int(progress > 0.5))
+    for seed in range(4):
+        batch = torch.randn(3, 2, 8, 6, generator=torch.Generator().manual_seed(seed)).cuda()
+        for progress in (0.2, 0.9, 0.4):
+            total, parts = recorded(batch, progress)
+            found = [
+                total.clone(),
+                parts["largest"].clone(),
+                *(p.grad.clone() for p in parameters if p.grad is not None),
+            ]
+            wanted_total, wanted_parts = losses(batch, progress)
+            gradients = torch.autograd.grad(wanted_total, parameters)
+            torch.testing.assert_close(found, [wanted_total, wanted_parts["largest"], *gradients], rtol=1e-4, atol=1e-6)
+
+
+def test_replays_draw_the_numbers_that_plain_calls_draw_next_and_recording_draws_none() -> None:
+    weight = nn.Parameter(torch.ones(5, device="cuda"))
+
+    def drawn(stage: object) -> list[Tensor]:
+        generator = torch.Generator("cuda").manual_seed(7)
+
+        def losses(batch: Tensor, _: float) -> tuple[Tensor, dict[str, Tensor]]:
+            return (weight * torch.rand(5, generator=generator, device="cuda") * batch).sum(), {}
+
+        gradients = RecordedGradients(losses, [weight], stage=stage, generator=generator)  # type: ignore[arg-type]
+        found = []
+        for _ in range(3):
+            gradients(torch.ones(5, device="cuda"), 0.0)
+            assert weight.grad is not None
+            found.append(weight.grad.clone())
+        return found
+
+    plain, replayed = drawn(None), drawn(lambda progress: 0)
+    torch.testing.assert_close(replayed, plain)
+    assert not torch.equal(plain[0], plain[1])
+
+
+def test_losses_that_ask_the_device_for_a_number_are_computed_plainly_after_a_warning() -> None:
+    weight = nn.Parameter(torch.ones(5, device="cuda"))
+
+    def losses(batch: Tensor, _: float) -> tuple[Tensor, dict[str, Tensor]]:
+        return (weight * batch).sum() * float(batch.max()), {}
+
+    gradients = RecordedGradients(losses, [weight], stage=lambda progress: 0)
+    batch = torch.arange(5.0, device="cuda")
+    with pytest.warns(UserWarning, match="kernel by kernel"):
+        gradients(batch, 0.0)
+    for _ in range(2):
+        torch.testing.assert_close(weight.grad, 4 * batch)
+        gradients(batch, 0.0)

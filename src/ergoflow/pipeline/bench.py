@@ -208,7 +208,8 @@ def bench_training(
     with bar(console, "bench training", len(cases), "rows") as advance:
         for precision, impl, size in cases:
             with use_impl(impl):
-                cost = training_cost(step, (size, *shape), precision=precision, device=device)
+                recorded = impl == "auto"
+                cost = training_cost(step, (size, *shape), precision=precision, device=device, recorded=recorded)
             floor = size * work / rates[precision]
             forward, training = cost.forward_seconds, cost.training_seconds
             row = {"precision": precision, "operators": BESIDE[impl], "batch": size}
@@ -222,6 +223,7 @@ def bench_training(
         rows,
         [
             "milliseconds are per sample; GB is the GPU allocator's peak in a training step",
+            "reference: kernels launched one by one; fast: on a GPU as recorded graphs",
             f"share: of the floor, {2e-9 * work:.4g} GFLOP forward and three times as many in training at the speed of "
             f"a large product, {speeds}",
         ],

@@ -18,6 +18,7 @@ from ergoflow.training.ema import averaged_weights, update_average
 from ergoflow.training.log import TrainingLog
 from ergoflow.training.objectives import Objective
 from ergoflow.training.plan import SECONDS_PER_MINUTE, TrainingConfig
+from ergoflow.training.recorded import RecordedGradients
 from ergoflow.training.state import RunState, capture, restore
 from ergoflow.training.stepper import NormalizedStep, Windows
 
@@ -55,7 +56,15 @@ class Loop:
                 "lower training.batch_size or simulate more trajectories"
             )
         self.total_steps = config.total_steps(self.batches_per_epoch)
-        self._losses = context.parallel(_ObjectiveModule(step, objective))
+        self._objective = context.parallel(_ObjectiveModule(step, objective))
+        # Processes that wait for each other, and compiled models, launch their kernels one by one.
+        recordable = run.device.type == "cuda" and context.world_size == 1 and not config.compile
+        self._gradients = RecordedGradients(
+            self._losses,
+            [p for p in step.parameters() if p.requires_grad],
+            stage=objective.stage if recordable else None,
+            generator=objective.generator,
+        )
         self._facts = {
             "optimizer": config.optimizer,
             "batch size": config.batch_size,
@@ -118,10 +127,7 @@ class Loop:
         rate = config.rate(self.fraction, step=run.step)
         for group in run.optimizer.param_groups:
             group["lr"] = rate
-        run.optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
-            total, parts = self._losses(batch, self.fraction)
-        total.backward()
+        total, parts = self._gradients(batch, self.fraction)
         if config.clip_norm is not None:
             nn.utils.clip_grad_norm_(run.model.parameters(), config.clip_norm)
         run.optimizer.step()
@@ -191,6 +197,11 @@ class Loop:
             # Last: a run killed before this line redoes its last steps, and writes the same weights again.
             save_state(self.folder / STATE_FILE, state)
         self._saved_step, self._saved_seconds = run.step, run.seconds
+
+    def _losses(self, batch: Tensor, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        with self._autocast():
+            losses: tuple[Tensor, dict[str, Tensor]] = self._objective(batch, progress)
+        return losses
 
     def _autocast(self) -> torch.autocast:
         """Matrix products in bfloat16 if asked; the losses switch it off for themselves."""

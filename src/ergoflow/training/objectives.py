@@ -115,6 +115,10 @@ class Objective(Protocol):
         """The source of randomness; the trainer keeps its state in every checkpoint."""
         ...
 
+    def stage(self, progress: float) -> int:
+        """All that the losses depend on of the run's progress, as a number: two with the same are the same function."""
+        ...
+
     def __call__(self, step: NormalizedStep, batch: Tensor, progress: float = 1.0) -> Losses:
         """The losses of one batch when the part `progress`, in [0, 1], of the run is over."""
         ...
@@ -175,6 +179,9 @@ class _UnrolledObjective:
             parts["dissipativity"] = dissipativity_loss(step, states, scale=config.dissipativity_scale)
             total = total + config.dissipativity_weight * parts["dissipativity"]
         return Losses(total, parts)
+
+    def stage(self, progress: float) -> int:
+        return self.config.unroll_at(progress)
 
     def _forecast(self, step: NormalizedStep, batch: Tensor, unroll: int) -> dict[str, Tensor]:
         """The errors of the unrolled steps by name, each the mean over the steps."""
