@@ -16,13 +16,13 @@ from ergoflow.ops.bench import Sizes, operator_cases, operator_rows
 # Channel counts of the demo's model.
 DEMO = Sizes(batch=4, grid=(64, 64), dim=32, heads=3, head_dim=8, latent=32, widths=(16, 16), taps=(9, 5), groups=2)
 TINY = Sizes(batch=1, grid=(8, 9), dim=4, heads=2, head_dim=4, latent=4, widths=(2, 2), taps=(5, 3), groups=2)
-OPERATORS = ["pool", "mix", "add and layer norm", "group norm"]
+OPERATORS = ["pool", "mix", "add and layer norm", "mix, add and layer norm", "kernel", "group norm"]
 
 
 def test_every_operator_is_timed_with_both_implementations():
     rows = operator_rows(TINY, device=torch.device("cpu"), dtype=torch.float32)
     assert [row["operator"] for row in rows[::2]] == [*OPERATORS, "convolution 5×5", "convolution 3×3"]
-    assert [row["impl"] for row in rows] == ["reference", "auto"] * 6
+    assert [row["impl"] for row in rows] == ["reference", "auto"] * 8
     for row in rows:
         assert row["forward ms"] > 0
         assert row["least MB"] > 0
@@ -35,6 +35,9 @@ def test_operations_are_those_of_the_formulas():
     }
     assert cases["pool"] == 4 * 72 * 16
     assert cases["mix"] == 72 * 8 * (2 * 4 + 8 + 9)
+    assert cases["mix, add and layer norm"] == 72 * 16
+    # Queries and keys, then cosines and sines of both, each of 2 heads of 8 channels on 8 points.
+    assert cases["kernel"] == 2 * 8 * 16 * 4 + 2 * 8 * 8 * 16
     assert cases["convolution 5×5"] == 72 * 2 * 2 * 25
 
 

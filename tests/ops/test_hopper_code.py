@@ -17,8 +17,8 @@ pytestmark = [
 HALF, WIDE, PLACES, WHOLE = "*bf16", "*fp32", "*i32", "i32"
 
 
-# Sixteen bytes per thread and copy: straight from global to shared memory, or held in registers on the way.
-STRAIGHT, HELD = "LDGSTS.E.BYPASS.128", "LDG.E.128"
+# Sixteen bytes per thread and copy, straight from global to shared memory.
+STRAIGHT = "LDGSTS.E.BYPASS.128"
 # Shared memory that a program may have, in bytes.
 SHARED = 227 * 1024
 
@@ -66,14 +66,14 @@ def a3m_kernels():
     )
     whole |= dict.fromkeys(("lines_per_split", "batch", "stride_b", "stride_h", "stride_i", "count", "columns"), WHOLE)
     whole |= dict.fromkeys(("tiles", "tiles_per_split", "walkers", "stride_j"), WHOLE)
-    for settings, copy in ((axial.INTEGRATE_SETTINGS, HELD), (axial.LONG_SETTINGS, STRAIGHT)):
-        held = {"WHOLE": settings.depth >= 256, "AHEAD": settings.stages == 1, "FULL": True}
+    for settings in (axial.INTEGRATE_SETTINGS, axial.LONG_SETTINGS):
+        held = {"WHOLE": settings.depth >= 256, "FULL": True}
         blocks = {"BLOCK_D": 64, "BLOCK_L": settings.columns // 64, "BLOCK_I": settings.rows, "BLOCK_J": settings.depth}
         fields = {"kernel": HALF, "values": HALF, "out": HALF, "moments": WIDE, "scale": "fp32"}
         # The first axis, the last with the statistics, and the last in the gradient, where the kernel is transposed.
         for own in ({"stride_j": 1}, {"stride_j": 1, "after": 1}, {"stride_i": 1, "after": 1}):
             last = {"STATISTICS": own == {"stride_j": 1, "after": 1}}
-            yield axial._integrate_kernel, settings, whole | fields, half | blocks | held | own | last, copy
+            yield axial._integrate_kernel, settings, whole | fields, half | blocks | held | own | last, STRAIGHT
     settings = axial.KERNEL_SETTINGS
     blocks = {"BLOCK_D": 64, "BLOCK_L": settings.depth // 64, "BLOCK_I": settings.rows, "BLOCK_J": settings.columns}
     fields = {"d_out": HALF, "values": HALF, "parts": WIDE, "scale": "fp32"}

@@ -32,8 +32,8 @@ class Settings(NamedTuple):
     """Rows, columns and summands of a tile, warps, pipeline stages, and programs that a multiprocessor runs at a time.
 
     Where sums are no longer than `depth`, a program keeps its weights in shared memory and walks over the tiles: the
-    next values arrive while these are multiplied and stored. Triton's pipeline does so from three stages on, of which
-    it holds as many tiles in shared memory; with one stage `integrate` holds the next tile in registers instead.
+    next values arrive while these are multiplied and stored. Triton's pipeline does so from three stages on, and holds
+    as many tiles in shared memory. All were chosen by `ergoflow bench ops` on an H200.
     """
 
     rows: int
@@ -44,10 +44,11 @@ class Settings(NamedTuple):
     resident: int = 1
 
 
-# Rows are points i, columns are channels of one or more lines: 256 rows read every value once, with K in 128 KB.
-INTEGRATE_SETTINGS = Settings(rows=256, columns=64, depth=256, warps=16, stages=1)
+# Rows are points i, columns are channels of one or more lines. (256 rows would read every value once, not twice, but
+# leave no room for a pipeline.)
+INTEGRATE_SETTINGS = Settings(rows=128, columns=64, depth=256, warps=8, stages=4)
 # Rows and columns are i and j, summands are channels of one or more lines.
-KERNEL_SETTINGS = Settings(rows=256, columns=128, depth=64, warps=8, stages=4)
+KERNEL_SETTINGS = Settings(rows=128, columns=256, depth=64, warps=8, stages=4)
 # Rows are points of the grid, columns are channels of u, summands are the outputs E.
 NORM_SETTINGS = Settings(rows=128, columns=128, depth=128, warps=16, stages=3)
 # Every kernel in float32, and in half precision where an axis, E or a head is longer than the tiles above.
@@ -153,7 +154,6 @@ def integrate(
         1 / size,
         STATISTICS=statistics,
         WHOLE=size <= block_j,
-        AHEAD=size <= block_j and own.stages == 1,
         FULL=head_dim == block_d and lines % block_l == 0,
         BLOCK_I=block_i,
         BLOCK_J=block_j,
@@ -306,7 +306,6 @@ def _integrate_kernel(
     scale: tl.tensor,
     STATISTICS: tl.constexpr,
     WHOLE: tl.constexpr,
-    AHEAD: tl.constexpr,
     FULL: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
@@ -332,9 +331,6 @@ def _integrate_kernel(
     if WHOLE:
         whole = (i[:, None] < size) & (j[None, :] < size)
         k = tl.load(weights + j[None, :].to(tl.int64) * stride_j, mask=whole, other=0.0)
-    if AHEAD:
-        start, known = _columns(walker * BLOCK_L, column, size, after, lines, head_dim, width, BLOCK_D)
-        v = tl.load(points + start[None, :], mask=(j[:, None] < size) & known[None, :], other=0.0)
     # Of every row i, about its own mean: no exchange between warps until the end.
     count = 0.0
     mean = tl.zeros((BLOCK_I,), tl.float32)
@@ -342,13 +338,7 @@ def _integrate_kernel(
     for first in range(walker * BLOCK_L, lines, walkers * BLOCK_L):
         start, known = _columns(first, column, size, after, lines, head_dim, width, BLOCK_D)
         acc = tl.zeros((BLOCK_I, BLOCK_L * BLOCK_D), tl.float32)
-        if AHEAD:
-            later = first + walkers * BLOCK_L
-            next_start, next_known = _columns(later, column, size, after, lines, head_dim, width, BLOCK_D)
-            coming = tl.load(points + next_start[None, :], mask=(j[:, None] < size) & next_known[None, :], other=0.0)
-            acc = product(k, v, acc, PRECISION)
-            v = coming
-        elif WHOLE:
+        if WHOLE:
             tile = tl.load(points + start[None, :], mask=(j[:, None] < size) & known[None, :], other=0.0)
             acc = product(k, tile, acc, PRECISION)
         else:

@@ -19,7 +19,8 @@ from torch import Tensor
 from ergoflow.ops.axial import axial_mix
 from ergoflow.ops.choice import Impl
 from ergoflow.ops.conv import circular_conv
-from ergoflow.ops.norm import add_layer_norm, group_norm
+from ergoflow.ops.low_rank import sequence_kernel
+from ergoflow.ops.norm import add_layer_norm, group_norm, mix_add_layer_norm
 from ergoflow.ops.pool import axial_pool, sides
 
 Row = dict[str, Any]
@@ -90,6 +91,18 @@ def operator_cases(sizes: Sizes, *, device: torch.device, dtype: torch.dtype) ->
             points * width * (2 * dim + rows + columns),
         ),
         Case("add and layer norm", _add_norm, [stream, drawn(rows, columns, dim), *scale], 0),
+        Case(
+            "mix, add and layer norm",
+            _mix_add_norm,
+            [stream, features, drawn(dim, dim), drawn(rows, columns, dim), *scale],
+            points * dim**2,
+        ),
+        Case(
+            "kernel",
+            _kernel(sizes.heads, torch.rand(rows, 4 * sizes.head_dim, generator=generator).to(device, wide)),
+            [drawn(2 * width, dim), drawn(2 * width, dim), drawn(batch, rows, dim)],
+            4 * rows * width * (dim + rows),
+        ),
     ]
     inputs = sizes.latent
     cases.append(
@@ -120,35 +133,9 @@ def tuning_rows(sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> li
 
 # Settings to compare: (rows, columns, depth, warps, stages, programs per multiprocessor: 1) of products, (points or
 # blocks, rows or depth, warps, stages) of the others. Chosen so that accumulators and operands leave registers free.
-PRODUCTS = [
-    (256, 64, 256, 16, 1),
-    (256, 64, 256, 8, 1),
-    (128, 128, 256, 16, 1),
-    (128, 128, 256, 8, 1),
-    (128, 64, 256, 8, 1),
-    (128, 64, 256, 8, 3),
-    (128, 64, 256, 4, 3),
-    (128, 128, 64, 8, 3),
-]
-OUTER_PRODUCTS = [
-    (256, 128, 64, 8, 4),
-    (256, 128, 64, 8, 3),
-    (256, 128, 64, 16, 4),
-    (256, 128, 128, 8, 2),
-    (128, 256, 64, 8, 4),
-    (128, 128, 64, 8, 3, 2),
-    (128, 128, 64, 4, 3, 2),
-]
-NORM_PRODUCTS = [
-    (128, 128, 128, 16, 3),
-    (128, 128, 128, 8, 3),
-    (64, 256, 128, 8, 3),
-    (64, 128, 128, 8, 3),
-    (64, 128, 128, 8, 2, 2),
-    (128, 64, 128, 8, 3),
-    (128, 64, 128, 8, 2, 2),
-    (128, 128, 64, 8, 3),
-]
+PRODUCTS = [(128, 64, 256, 8, 4), (128, 64, 256, 8, 3), (128, 64, 256, 4, 4), (128, 128, 64, 8, 3)]
+OUTER_PRODUCTS = [(256, 128, 64, 8, 4), (256, 128, 64, 16, 4), (128, 256, 64, 8, 4), (128, 128, 64, 4, 3, 2)]
+NORM_PRODUCTS = [(128, 128, 128, 16, 3), (128, 128, 128, 8, 3), (64, 256, 128, 8, 3), (128, 128, 64, 8, 3)]
 MAXIMA = [(64, 128, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2), (64, 128, 8, 2), (64, 256, 8, 2)]
 MAXIMA_GRADIENTS = [(64, 64, 4, 2), (128, 64, 8, 2), (128, 128, 8, 2), (64, 128, 4, 2)]
 CONVOLUTIONS = [(128, 64, 8, 3), (128, 64, 4, 3), (256, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 4)]
@@ -227,6 +214,21 @@ def _add_norm(impl: Impl, x: Tensor, code: Tensor, weight: Tensor, bias: Tensor)
     # Under autocast, where the norm is asked for half precision.
     with torch.autocast(x.device.type, torch.bfloat16, enabled=code.dtype == torch.bfloat16):
         return list(add_layer_norm(x, code, weight, bias, impl=impl))
+
+
+def _mix_add_norm(impl: Impl, x: Tensor, activation: Tensor, mix: Tensor, code: Tensor, *scale: Tensor) -> list[Tensor]:
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=code.dtype == torch.bfloat16):
+        return list(mix_add_layer_norm(x, activation, mix, code, *scale, impl=impl))
+
+
+def _kernel(heads: int, table: Tensor) -> Callable[..., list[Tensor]]:
+    """One pooled sequence for all heads, with twice as many channels of q and k as of values."""
+
+    def run(impl: Impl, query: Tensor, key: Tensor, sequence: Tensor) -> list[Tensor]:
+        with torch.autocast(query.device.type, torch.bfloat16, enabled=query.dtype == torch.bfloat16):
+            return [sequence_kernel([sequence], query, key, table, [heads], impl=impl)]
+
+    return run
 
 
 def _norm(groups: int) -> Callable[..., list[Tensor]]:

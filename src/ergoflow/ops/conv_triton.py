@@ -36,7 +36,7 @@ class Settings(NamedTuple):
 
 
 CONV_SETTINGS = Settings(blocks=128, depth=64, warps=8, stages=3)
-WEIGHT_SETTINGS = Settings(blocks=64, depth=256, warps=8, stages=3)
+WEIGHT_SETTINGS = Settings(blocks=64, depth=128, warps=4, stages=3)
 # Results along y that one row of a tile holds.
 RESULTS = 8
 # Programs that keep all multiprocessors busy (132 on an H200, some programs each).

@@ -22,8 +22,8 @@ class Settings(NamedTuple):
     stages: int
 
 
-PRODUCT_SETTINGS = Settings(rows=128, columns=128, depth=32, warps=8, stages=2)
-GRADIENT_SETTINGS = Settings(rows=128, columns=64, depth=64, warps=8, stages=2)
+PRODUCT_SETTINGS = Settings(rows=128, columns=128, depth=64, warps=8, stages=1)
+GRADIENT_SETTINGS = Settings(rows=128, columns=64, depth=64, warps=4, stages=2)
 
 
 def kernel_product(q: Tensor, k: Tensor, table: Tensor, heads: int, settings: Settings | None = None) -> Tensor:

@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
 # The layer norm alone, and with the linear map before it; forward and gradient.
 NORM_SETTINGS, NORM_GRADIENT_SETTINGS = Settings(16, 4, 2), Settings(16, 4, 2)
-MIX_SETTINGS, MIX_NORM_GRADIENT_SETTINGS = Settings(64, 8, 2), Settings(64, 8, 2)
+MIX_SETTINGS, MIX_NORM_GRADIENT_SETTINGS = Settings(64, 4, 1), Settings(64, 8, 2)
 # The gradient of the map.
 MIX_GRADIENT_SETTINGS = Settings(64, 8, 2)
 # Programs that keep all multiprocessors busy (132 on an H200): four each, and one of those that hold a matrix of sums.
