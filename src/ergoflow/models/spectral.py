@@ -147,7 +147,7 @@ def _real_mean(spectrum: Tensor) -> Tensor:
     """Return the spectrum (..., K) without the imaginary part of its first column, the mean over y."""
     parts = torch.view_as_real(spectrum)  # (..., K, 2)
     kept = torch.ones(parts.shape[-2:], device=parts.device, dtype=parts.dtype)
-    kept[0, 1] = 0
+    kept[0, 1].zero_()
     return torch.view_as_complex(parts * kept)
 
 

@@ -143,7 +143,7 @@ def _resample_axis(field: Tensor, axis: int, size: int) -> Tensor:
     if common % 2 == 0:
         scale = torch.ones(common // 2 + 1, dtype=field.dtype, device=field.device)
         # irfft counts a Nyquist coefficient once and every other one twice (with its conjugate).
-        scale[-1] = 0.5 if size > old else 2.0
+        scale[-1].fill_(0.5 if size > old else 2.0)
         spectrum = spectrum * scale
     return torch.fft.irfft(spectrum, n=size).movedim(-1, axis) * (size / old)
 

@@ -6,6 +6,7 @@ speed of the kernels. On the CPU there is nothing to record.
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from ergoflow.numerics.trajectory import Step
 
 # Calls before recording: FFT plans, compiled kernels and library handles must exist by then.
 WARM_UP = 2
+# Of an error that a recording ended with.
+REASON_LENGTH = 200
 
 
 class Recording(NamedTuple):
@@ -30,18 +33,26 @@ def graphed(step: Step) -> Step:
     """Return `step` recorded on its first call for each shape, and replayed on every call.
 
     The contract of a Step holds: the input is copied in and the result copied out, so neither is touched by later
-    calls. `step` must be a fixed sequence of kernels: no branch on values, no transfer to the host. A CPU tensor, or
-    one that derivatives are taken of, goes through `step` itself.
+    calls. `step` must be a fixed sequence of kernels: no branch on values, no transfer from or to the host; one that is
+    not is called as it is, after a warning. So is one on a CPU tensor, or on one that derivatives are taken of.
     """
-    recordings: dict[tuple[torch.Size, torch.dtype, torch.device], Recording] = {}
+    recordings: dict[tuple[torch.Size, torch.dtype, torch.device], Recording | None] = {}
 
     def replay(state: Tensor) -> Tensor:
         if state.device.type != "cuda" or is_differentiated(state):
             return step(state)
         key = (state.shape, state.dtype, state.device)
         if key not in recordings:
-            recordings[key] = _record(step, state)
-        graph, source, target = recordings[key]
+            recordings[key] = None
+            try:
+                recordings[key] = _record(step, state)
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())[:REASON_LENGTH]
+                warnings.warn(f"step not recorded, launched kernel by kernel: {reason}", stacklevel=2)
+        recording = recordings[key]
+        if recording is None:
+            return step(state)
+        graph, source, target = recording
         source.copy_(state)
         graph.replay()
         return target.clone()

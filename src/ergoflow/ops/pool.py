@@ -156,11 +156,12 @@ def _scatter(
     keys = [(place + start).flatten(0, 1).mT.contiguous() for place in places]
     values = [gradient.flatten(0, 1).mT.contiguous() for gradient in gradients]
     d_weights = [_bags(key, rows, value) for key, value in zip(keys, values, strict=True)]
-    lengths = torch.tensor([key.shape[1] for key in keys for _ in key], device=x.device)
-    number = torch.arange(len(lengths), device=x.device, dtype=torch.int32).repeat_interleave(lengths)
+    # The number of the row of w, for every pair; nothing here asks the device for a size.
+    lines = [torch.arange(len(key), device=x.device, dtype=torch.int32).repeat_interleave(key.shape[1]) for key in keys]
+    number = torch.cat([line + sum(map(len, keys[:index])) for index, line in enumerate(lines)])
     key, order = torch.cat([key.view(-1) for key in keys]).sort()
-    count = torch.bincount(key, minlength=rows.shape[0])
-    offsets = (count.cumsum(0) - count).to(torch.int32)
+    points = torch.arange(rows.shape[0], device=x.device, dtype=key.dtype)
+    offsets = torch.searchsorted(key, points, out_int32=True)
     value = torch.cat([value.view(-1) for value in values])[order]
     return _bags(number[order], torch.cat(list(weights)), value, offsets), d_weights
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 Losses = tuple[Tensor, dict[str, Tensor]]
 # Calls before recording: FFT plans, compiled kernels and library handles must exist by then.
 WARM_UP = 2
+# Of an error that a recording ended with.
+REASON_LENGTH = 200
 
 
 class _Recording(NamedTuple):
@@ -58,7 +60,7 @@ class RecordedGradients:
             try:
                 self._recordings[key] = self._record(batch, progress)
             except RuntimeError as error:
-                self._reason = " ".join(str(error).split())[:200]
+                self._reason = " ".join(str(error).split())[:REASON_LENGTH]
             if self._reason is not None:
                 # Outside the except clause, whose traceback would keep the memory of the failed recording.
                 self._recordings.clear()
