@@ -103,6 +103,18 @@ def test_finished_cells_are_not_made_again_and_the_report_needs_nothing_else(spa
     assert read_cell(cell_path(tmp_path / "results", "kf64-a3m", 0)).scores == here
 
 
+def test_a_run_that_was_scored_elsewhere_in_the_meantime_is_only_gathered(space: Workspace, tmp_path: Path) -> None:
+    """As when cells are scored on the CPU while the GPU trains the next one."""
+    scores = space.root / "runs" / "kf64-a3m" / "seed0" / "scores.json"
+    before = scores.stat().st_mtime_ns
+    console = Console(record=True, width=160, file=io.StringIO())
+    print_plan([tiny()], space, seeds=[0], results=tmp_path, console=console)
+    assert "gather" in console.export_text()
+    reproduce([tiny()], space, seeds=[0], results=tmp_path, device=CPU, console=Console(quiet=True))
+    assert read_cell(cell_path(tmp_path, "kf64-a3m", 0)).scores == json.loads(scores.read_text())
+    assert scores.stat().st_mtime_ns == before
+
+
 def test_a_cell_of_other_settings_is_refused_with_the_setting(space: Workspace) -> None:
     path = cell_path(space.root / "results", "kf64-a3m", 0)
     assert is_done(path, tiny())

@@ -133,7 +133,9 @@ def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.de
         train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())
     if not _is_rolled_out(folder, recipe):
         predict(recipe, workspace, seed=seed, device=device, console=console)
-    return score(recipe, workspace, seed=seed, device=device, console=console)
+    if not _is_scored(folder):
+        score(recipe, workspace, seed=seed, device=device, console=console)
+    return folder
 
 
 def print_plan(
@@ -189,12 +191,13 @@ def _left_to_do(recipe: Recipe, workspace: Workspace, seed: int, results: Path) 
         return []
     folder = workspace.run(recipe.name, seed)
     simulated = (workspace.dataset(recipe.dataset.name) / "stats.yaml").exists()
-    return [
+    left = [
         *([] if simulated else ["simulate"]),
         *([] if is_trained(folder) else ["train"]),
         *([] if _is_rolled_out(folder, recipe) else ["predict"]),
-        "score",
+        *([] if _is_rolled_out(folder, recipe) and _is_scored(folder) else ["score"]),
     ]
+    return left or ["gather"]
 
 
 def _minutes(recipe: Recipe, known: dict[str, float]) -> float | None:
@@ -212,3 +215,9 @@ def _known_minutes(results: Path) -> dict[str, float]:
 def _is_rolled_out(folder: Path, recipe: Recipe) -> bool:
     path = folder / "rollout" / "rollout.json"
     return path.exists() and json.loads(path.read_text())["evaluation"] == to_dict(recipe.evaluation)
+
+
+def _is_scored(folder: Path) -> bool:
+    """Whether the scores are those of the roll-out that is there: not older than it."""
+    scores, rollout = folder / "scores.json", folder / "rollout" / "rollout.json"
+    return scores.exists() and scores.stat().st_mtime_ns >= rollout.stat().st_mtime_ns
