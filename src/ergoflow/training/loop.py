@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ergoflow.training.checkpoint import STATE_FILE, WEIGHTS_FILE, load_state, save_state, save_weights
+from ergoflow.training.compact import compact, expand
 from ergoflow.training.distributed import LaunchContext
 from ergoflow.training.ema import averaged_weights, update_average
 from ergoflow.training.log import TrainingLog
@@ -100,7 +101,7 @@ class Loop:
     def resume(self) -> None:
         """Continue from the state in the folder."""
         run = self.run
-        restore(run, load_state(self.folder / STATE_FILE), self._facts, self.context)
+        restore(run, expand(load_state(self.folder / STATE_FILE)), self._facts, self.context)
         self._started -= run.seconds
         self._logged_step, self._logged_seconds = run.step, run.seconds
         self._saved_step, self._saved_seconds = run.step, run.seconds
@@ -189,6 +190,8 @@ class Loop:
         if not all(bool(torch.isfinite(p).all()) for p in run.model.parameters()):
             raise TrainingDiverged(self._advice("the weights are not finite", run.step))
         state = capture(run, self._facts, self.context)
+        if self.config.compact_state:
+            state = compact(state)
         if log is not None:
             log.sync()
             facts = {"step": str(run.step), "averaged": str(run.average is not None).lower()}

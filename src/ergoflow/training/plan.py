@@ -23,7 +23,9 @@ class TrainingConfig:
     `batch_size` is the global one, over all processes. `max_steps` and `max_minutes` end a run early, and
     None means no such limit; `clip_norm` None leaves gradients as they are, `ema_decay` None keeps no
     averaged weights. `augment` moves every window by a random exact symmetry of its flow.
-    `checkpoint_minutes` 0 writes after every step. `compile` hands the model to torch.compile.
+    `checkpoint_minutes` 0 writes after every step; `compact_state` halves what is written (`training/compact.py`), and
+    a resumed run is then as good as the whole one, but not bit for bit the same. `compile` hands the model to
+    torch.compile.
     """
 
     epochs: int = 50
@@ -42,6 +44,7 @@ class TrainingConfig:
     max_steps: int | None = None
     max_minutes: float | None = None
     checkpoint_minutes: float = 10.0
+    compact_state: bool = False
     validate_every_epochs: int = 1
     log_every: int = 10
     compile: bool = False
