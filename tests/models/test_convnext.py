@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ergoflow.models.convnext import ConvNeXt, ConvNeXtBlock, ConvNeXtConfig, pad_features, shuffle, unshuffle
+from ergoflow.models.convnext import ConvNeXt, ConvNeXtBlock, ConvNeXtConfig, shuffle, unshuffle
 from ergoflow.models.layers import pad_axes
+from ergoflow.ops.depthwise import pad_features
 
 SMALL = ConvNeXtConfig(widths=(6, 8, 10), blocks=(1, 1, 1, 1, 1), kernel=3)
 
@@ -238,3 +239,29 @@ def test_a_setting_out_of_range_is_refused_by_name(settings: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))) as error:
         ConvNeXtConfig(**settings)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_recorded_gradient_of_a_block_is_the_one_launched_kernel_by_kernel() -> None:
+    """Training steps are recorded: nothing in a block may wait for the host."""
+    block = ConvNeXtBlock(ConvNeXtConfig(), 96, (True, True), generator=seeded()).cuda()
+    x = field(2, 32, 16, 96).cuda().requires_grad_()
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            out = block(x)
+        return torch.autograd.grad(out.square().sum(), (x, *block.parameters()))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        gradients()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = gradients()
+    with torch.no_grad():
+        x.copy_(field(2, 32, 16, 96, seed=3))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(recorded, gradients(), strict=True))

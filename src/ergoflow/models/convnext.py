@@ -6,6 +6,7 @@ The block is that of Liu et al. 2022 ("A ConvNet for the 2020s"), on features x 
 
 Fields are cut into patches of 2×2 points, so that the first level works at half resolution; going down and up
 a level is pixel-(un)shuffle by 2 and one linear map, and the level's features are added back on the way up.
+Both halves of a block are operators with fast twins on a GPU, `ergoflow.ops.depthwise` and `ergoflow.ops.mlp`.
 The head reads normalised features and starts at zero: a model of increments starts as persistence, and its
 increments are bounded whatever goes in.
 
@@ -32,10 +33,11 @@ from itertools import pairwise
 from typing import get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ergoflow.models.layers import WallPadding, at_least_float32, check_state, convolution, linear
+from ergoflow.ops.depthwise import depthwise_norm
+from ergoflow.ops.mlp import add_mlp
 
 # Between two levels.
 STRIDE = 2
@@ -166,7 +168,6 @@ class ConvNeXtBlock(nn.Module):
         super().__init__()
         self.periodic = periodic
         self.wall_padding: WallPadding = config.wall_padding
-        self.reach = config.kernel // 2
         self.conv = convolution(dim, dim, config.kernel, len(periodic), groups=dim, generator=generator)
         self.norm = nn.LayerNorm(dim)
         self.expand = linear(dim, config.expansion * dim, generator=generator)
@@ -174,12 +175,18 @@ class ConvNeXtBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features after the block."""
-        padded = pad_features(x, self.reach, self.periodic, wall_padding=self.wall_padding)
-        # A view in channels-last memory, which the convolution keeps: the features are never transposed.
-        y = self.conv(padded.movedim(-1, 1)).movedim(1, -1)  # (B, *grid, D)
-        y = self.contract(F.gelu(self.expand(self.norm(at_least_float32(y)))))
-        out: Tensor = x + y
-        return out
+        assert self.conv.bias is not None
+        x, z = depthwise_norm(
+            x,
+            self.conv.weight,
+            self.conv.bias,
+            self.norm.weight,
+            self.norm.bias,
+            periodic=self.periodic,
+            wall_padding=self.wall_padding,
+        )
+        expand, contract = self.expand, self.contract
+        return add_mlp(x, z, expand.weight, expand.bias, contract.weight, contract.bias)
 
 
 def unshuffle(x: Tensor, factor: int) -> Tensor:
@@ -202,25 +209,4 @@ def shuffle(x: Tensor, factor: int) -> Tensor:
     x = x.permute(0, *(1 + axis + offset for axis in range(axes) for offset in (0, axes)), -1)
     for axis in range(axes):
         x = x.flatten(1 + axis, 2 + axis)
-    return x
-
-
-def pad_features(x: Tensor, width: int, periodic: tuple[bool, ...], *, wall_padding: WallPadding) -> Tensor:
-    """Return features (B, *grid, C) with `width` more points on both ends of every grid axis.
-
-    The same points as `layers.pad_axes` adds to (B, C, *grid); torch's circular padding returns channels-first
-    memory, from which every block would have to be transposed back.
-    """
-    if width == 0:
-        return x
-    for axis, wraps in enumerate(periodic, start=1):
-        size = x.shape[axis]
-        if wraps:
-            before, after = x.narrow(axis, size - width, width), x.narrow(axis, 0, width)
-        else:
-            shape = (*x.shape[:axis], width, *x.shape[axis + 1 :])
-            before, after = x.narrow(axis, 0, 1).expand(shape), x.narrow(axis, size - 1, 1).expand(shape)
-            if wall_padding == "zeros":
-                before = after = x.new_zeros(()).expand(shape)
-        x = torch.cat((before, x, after), dim=axis)
     return x
