@@ -5,7 +5,7 @@ coordinate and keeps, for each of BLOCK_R lanes of points, the largest projectio
 lanes are compared once, after the walk. Backward: the gradient of the projections is zero but at the places of the
 maxima, so a tile of it is one comparison of places with positions; it is multiplied by w on the spot.
 
-Every product accumulates in float32. `Settings` were chosen by counting registers, and are there to be measured.
+Every product accumulates in float32. `Settings` were the fastest of those that `ergoflow bench ops` tries on an H200.
 """
 
 from __future__ import annotations

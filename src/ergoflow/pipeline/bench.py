@@ -5,6 +5,7 @@
     training   a recipe's model: forward pass and training step, by batch
     rollout    a recipe's `predict`: steps per second with streaming statistics
     models     all models: parameters, work, time and memory, beside the paper's numbers
+    ops        the operators of `a3m` beside their references, and each kernel under other settings
 
 No bench needs data: weights and states are random.
 """
@@ -213,8 +214,8 @@ def bench_training(
             floor = size * work / rates[precision]
             forward, training = cost.forward_seconds, cost.training_seconds
             row = {"precision": precision, "operators": BESIDE[impl], "batch": size}
-            row |= {"forward ms": per_sample_ms(forward, size), "share": _share(floor, forward)}
-            row |= {"training ms": per_sample_ms(training, size), "share ": _share(3 * floor, training)}
+            row |= {"forward ms": per_sample_ms(forward, size), "forward share": _share(floor, forward)}
+            row |= {"training ms": per_sample_ms(training, size), "training share": _share(3 * floor, training)}
             row |= {"samples/s": OUT_OF_MEMORY if isinstance(training, str) else size / training}
             rows.append(row | {"GB": in_units(cost.training_bytes, 1e9)})
             advance()
@@ -326,7 +327,8 @@ def bench_rollout(
     with torch.inference_mode():
         model_seconds = median_seconds(lambda: step(state), device)
         one_seconds = median_seconds(lambda: step(state[:1]), device)
-        with use_impl("reference"), torch.autocast(device.type, torch.bfloat16, enabled=_is_bf16(recipe)):
+        bf16 = recipe.evaluation.precision == "bf16"
+        with use_impl("reference"), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             eager_seconds = median_seconds(lambda: plain(state[:1]), device)
         for _ in range(recipe.evaluation.max_lag + 1):
             statistics.update(state)
@@ -356,10 +358,6 @@ def bench_rollout(
             "eager: the reference operators, called one by one; the others as `predict` calls them",
         ],
     )
-
-
-def _is_bf16(recipe: Recipe) -> bool:
-    return recipe.evaluation.precision == "bf16"
 
 
 def _statistics(info: DatasetInfo, count: int, *, max_lag: int, device: torch.device) -> TrajectoryStatistics:

@@ -11,7 +11,8 @@ multiply-adds, per sample
     for a real one, two operations to a multiply-add. Elementwise work, norms and pooling count nothing in either.
 kept memory, per batch
     Parameters, buffers, input, output and whatever autograd keeps for the backward pass of one float32 forward pass,
-    each storage once. It is exact, the same on every device, and a lower bound of the peak.
+    each storage once, of the model as it is written down. It is exact and the same on every device; without the fast
+    operators, which keep less, it is a lower bound of the peak.
 peak memory, per batch, on a GPU
     What the allocator held at most in a forward pass with autograd (the paper's memory) and in a training step.
 
@@ -52,7 +53,8 @@ NOTES = [
     "and the transforms",
     "kept MB: parameters, input, output and all that autograd keeps of a float32 forward pass; forward MB, training "
     "MB: the GPU allocator's peak in a forward pass with autograd, and in a training step (1 MB = 1e6 bytes)",
-    "milliseconds are per sample: forward without autograd; training with backward pass and AdamW",
+    "milliseconds are per sample: forward without autograd; training with backward pass and AdamW; on a GPU both as "
+    "recorded graphs where that is possible",
 ]
 
 aten = torch.ops.aten
