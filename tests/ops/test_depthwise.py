@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -120,27 +116,10 @@ def small_tiles() -> None:
     triton_twin.NORM_PROGRAMS = 3
 
 
-def interpret(expression: str) -> dict:
-    """Return the value of an expression of this file in a process whose Triton interprets its kernels."""
-    code = (
-        "import json, runpy, sys\nmodule = runpy.run_path(sys.argv[1])\nprint(json.dumps(eval(sys.argv[2], module)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, __file__, expression],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict = json.loads(done.stdout)
-    return result
-
-
 @pytest.fixture(scope="module")
-def interpreted() -> dict:
+def interpreted(interpret) -> dict:
     runs = "{case: errors(CASES[case], 'cpu', QUICK[case]) for case in CASES}"
-    return interpret(f"small_tiles() or {{**{runs}, 'tangent': tangent_error(), 'opaque': opaque_error()}}")
+    return interpret(__file__, f"small_tiles() or {{**{runs}, 'tangent': tangent_error(), 'opaque': opaque_error()}}")
 
 
 @needs_triton
@@ -162,8 +141,8 @@ def test_operator_of_a_compiler_is_that_of_eager_mode(interpreted: dict) -> None
 
 @needs_triton
 @pytest.mark.slow
-def test_interpreted_kernels_are_the_reference_with_their_own_tiles() -> None:
-    for case, gaps in interpret("{case: errors(CASES[case], 'cpu') for case in CASES}").items():
+def test_interpreted_kernels_are_the_reference_with_their_own_tiles(interpret) -> None:
+    for case, gaps in interpret(__file__, "{case: errors(CASES[case], 'cpu') for case in CASES}").items():
         for name, worst in gaps.items():
             assert worst < TOLERANCE[name], (case, name)
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -45,26 +41,9 @@ def errors(case: str, device: str, *, rounds: int = 1) -> dict[str, float]:
     return {name: float((state.double() - reference).norm() / reference.norm()) for name, state in final.items()}
 
 
-def interpret(expression: str) -> dict[str, dict[str, float]]:
-    """Return the value of an expression of this file in a process whose Triton interprets its kernels."""
-    code = (
-        "import json, runpy, sys\nmodule = runpy.run_path(sys.argv[1])\nprint(json.dumps(eval(sys.argv[2], module)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, __file__, expression],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return result
-
-
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, dict[str, float]]:
-    return interpret("{case: errors(case, 'cpu') for case in CASES}")
+def interpreted(interpret) -> dict[str, dict[str, float]]:
+    return interpret(__file__, "{case: errors(case, 'cpu') for case in CASES}")
 
 
 @needs_triton
@@ -76,8 +55,8 @@ def test_interpreted_kernel_is_the_reference(case: str, storage: str, interprete
 
 @needs_triton
 @pytest.mark.slow
-def test_interpreted_kernel_is_the_reference_over_many_steps() -> None:
-    long = interpret("{'channel': errors('channel', 'cpu', rounds=10)}")["channel"]
+def test_interpreted_kernel_is_the_reference_over_many_steps(interpret) -> None:
+    long = interpret(__file__, "{'channel': errors('channel', 'cpu', rounds=10)}")["channel"]
     for storage, error in long.items():
         assert error < 5 * TOLERANCE[storage]
 

@@ -6,11 +6,7 @@ Triton runs on a GPU where there is one, else in its interpreter.
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -95,26 +91,9 @@ def _small_tiles() -> None:
     norm_triton.PROGRAMS, norm_triton.MIX_GRADIENT_PROGRAMS = 4, 2
 
 
-def interpret(expression: str) -> dict[str, dict[str, float]]:
-    """Return the value of an expression of this file in a process whose Triton interprets its kernels."""
-    code = (
-        "import json, runpy, sys\nmodule = runpy.run_path(sys.argv[1])\nprint(json.dumps(eval(sys.argv[2], module)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, __file__, expression],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return result
-
-
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, dict[str, float]]:
-    return interpret("_small_tiles() or {case: errors(case, 'cpu') for case in CASES}")
+def interpreted(interpret) -> dict[str, dict[str, float]]:
+    return interpret(__file__, "_small_tiles() or {case: errors(case, 'cpu') for case in CASES}")
 
 
 @needs_triton
@@ -126,8 +105,8 @@ def test_interpreted_kernels_are_the_reference(case: str, dtype: str, interprete
 
 @needs_triton
 @pytest.mark.slow
-def test_interpreted_kernels_are_the_reference_with_their_own_tiles() -> None:
-    for case, gaps in interpret("{case: errors(case, 'cpu') for case in CASES}").items():
+def test_interpreted_kernels_are_the_reference_with_their_own_tiles(interpret) -> None:
+    for case, gaps in interpret(__file__, "{case: errors(case, 'cpu') for case in CASES}").items():
         for dtype, gap in gaps.items():
             assert gap < TOLERANCE[dtype], (case, dtype)
 

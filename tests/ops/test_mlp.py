@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,28 +97,11 @@ def small_tiles() -> None:
     twin.PROGRAMS = twin.GELU_GRADIENT_PROGRAMS = 6
 
 
-def interpret(expression: str) -> dict:
-    """Return the value of an expression of this file in a process whose Triton interprets its kernels."""
-    code = (
-        "import json, runpy, sys\nmodule = runpy.run_path(sys.argv[1])\nprint(json.dumps(eval(sys.argv[2], module)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, __file__, expression],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict = json.loads(done.stdout)
-    return result
-
-
 @pytest.fixture(scope="module")
-def interpreted() -> dict:
+def interpreted(interpret) -> dict:
     runs = "{case: errors(*CASES[case], 'cpu') for case in CASES}"
     others = "'gelu': gelu_error(), 'block': block_error('cpu', 12, (5, 4), 3)"
-    return interpret(f"small_tiles() or {{**{runs}, {others}}}")
+    return interpret(__file__, f"small_tiles() or {{**{runs}, {others}}}")
 
 
 @needs_triton

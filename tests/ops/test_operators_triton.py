@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -98,27 +94,10 @@ def _small_tiles() -> None:
     norm_triton.POINTS, norm_triton.STEPS = 16, 3
 
 
-def interpret(expression: str) -> dict[str, dict[str, float]]:
-    """Return the value of an expression of this file in a process whose Triton interprets its kernels."""
-    code = (
-        "import json, runpy, sys\nmodule = runpy.run_path(sys.argv[1])\nprint(json.dumps(eval(sys.argv[2], module)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, __file__, expression],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return result
-
-
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, dict[str, float]]:
+def interpreted(interpret) -> dict[str, dict[str, float]]:
     cases = "_small_tiles() or {case: errors(case, 'cpu') for case in CASES}"
-    return interpret(cases)
+    return interpret(__file__, cases)
 
 
 @needs_triton
@@ -130,8 +109,8 @@ def test_interpreted_kernels_are_the_reference(case: str, dtype: str, interprete
 
 @needs_triton
 @pytest.mark.slow
-def test_interpreted_kernels_are_the_reference_with_their_own_tiles() -> None:
-    for case, gaps in interpret("{case: errors(case, 'cpu') for case in CASES}").items():
+def test_interpreted_kernels_are_the_reference_with_their_own_tiles(interpret) -> None:
+    for case, gaps in interpret(__file__, "{case: errors(case, 'cpu') for case in CASES}").items():
         for dtype, gap in gaps.items():
             assert gap < TOLERANCE[dtype], (case, dtype)
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -68,23 +64,6 @@ def derivative_message() -> str:
     return ""
 
 
-def interpret(expression: str) -> dict[str, dict[str, float]]:
-    """Return the value of an expression of this file in a process whose Triton interprets its kernels."""
-    code = (
-        "import json, runpy, sys\nmodule = runpy.run_path(sys.argv[1])\nprint(json.dumps(eval(sys.argv[2], module)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, __file__, expression],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return result
-
-
 def judge(found: dict[str, float]) -> None:
     assert found["moved"] > 0.01
     assert found["forced"] > 1e-4
@@ -93,8 +72,8 @@ def judge(found: dict[str, float]) -> None:
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, dict[str, float]]:
-    return interpret("{case: errors(case, 'cpu') for case in CASES} | {'message': derivative_message()}")
+def interpreted(interpret) -> dict[str, dict[str, float]]:
+    return interpret(__file__, "{case: errors(case, 'cpu') for case in CASES} | {'message': derivative_message()}")
 
 
 @needs_triton
