@@ -81,14 +81,16 @@ def errors(case: str, device: str) -> dict[str, float]:
 
 def _small_tiles() -> None:
     """Make the tiles small, so that small fields fill several of them, and programs go through several tiles."""
-    from ergoflow.ops import low_rank_triton, norm_triton
+    from ergoflow.ops import low_rank_triton, residual_triton
 
     low_rank_triton.PRODUCT_SETTINGS = low_rank_triton.Settings(rows=16, columns=16, depth=16, warps=4, stages=2)
     low_rank_triton.GRADIENT_SETTINGS = low_rank_triton.PRODUCT_SETTINGS
-    small = norm_triton.Settings(points=16, warps=4, stages=2)
-    norm_triton.NORM_SETTINGS = norm_triton.NORM_GRADIENT_SETTINGS = small
-    norm_triton.MIX_SETTINGS = norm_triton.MIX_NORM_GRADIENT_SETTINGS = norm_triton.MIX_GRADIENT_SETTINGS = small
-    norm_triton.PROGRAMS, norm_triton.MIX_GRADIENT_PROGRAMS = 4, 2
+    small = residual_triton.Settings(points=16, warps=4, stages=2)
+    residual_triton.NORM_SETTINGS = residual_triton.NORM_GRADIENT_SETTINGS = small
+    residual_triton.MIX_SETTINGS = residual_triton.MIX_NORM_GRADIENT_SETTINGS = (
+        residual_triton.MIX_GRADIENT_SETTINGS
+    ) = small
+    residual_triton.PROGRAMS, residual_triton.MIX_GRADIENT_PROGRAMS = 4, 2
 
 
 @pytest.fixture(scope="module")

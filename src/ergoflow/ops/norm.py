@@ -143,7 +143,7 @@ _NORM = Differentiable("group_norm", lambda inputs: 1, _forward, _backward, _sha
 
 def _add_norm_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
     """Return p and z."""
-    from ergoflow.ops.norm_triton import add_norm
+    from ergoflow.ops.residual_triton import add_norm
 
     x, code, weight, bias = tensors
     return list(add_norm(x.contiguous(), code.contiguous(), weight, bias, EPS, _norm_dtype(x, numbers)))
@@ -152,7 +152,7 @@ def _add_norm_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Ten
 def _add_norm_backward(
     gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str
 ) -> list[Tensor]:
-    from ergoflow.ops.norm_triton import add_norm_gradient
+    from ergoflow.ops.residual_triton import add_norm_gradient
 
     (d_total, d_normed), (x, code, weight, bias) = gradients, tensors
     d_x, d_code, d_weight, d_bias = add_norm_gradient(
@@ -172,14 +172,14 @@ _ADD_NORM = Differentiable("add_layer_norm", lambda inputs: 2, _add_norm_forward
 
 def _mix_add_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
     """Return x + GELU(a) Wᵀ."""
-    from ergoflow.ops.norm_triton import mix_add as launch
+    from ergoflow.ops.residual_triton import mix_add as launch
 
     x, activation, mix = (tensor.contiguous() for tensor in tensors)
     return [launch(x, activation, mix, _norm_dtype(x, numbers))]
 
 
 def _mix_add_backward(gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
-    from ergoflow.ops.norm_triton import mix_add_gradient
+    from ergoflow.ops.residual_triton import mix_add_gradient
 
     x, activation, mix = tensors
     gradient = gradients[0].contiguous()
@@ -196,7 +196,7 @@ _MIX_ADD = Differentiable("mix_add", lambda inputs: 1, _mix_add_forward, _mix_ad
 
 def _mix_add_norm_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
     """Return p and z."""
-    from ergoflow.ops.norm_triton import mix_add_norm
+    from ergoflow.ops.residual_triton import mix_add_norm
 
     x, activation, mix, code, weight, bias = (tensor.contiguous() for tensor in tensors)
     return list(mix_add_norm(x, activation, mix, code, weight, bias, EPS, _norm_dtype(x, numbers)))
@@ -205,7 +205,7 @@ def _mix_add_norm_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list
 def _mix_add_norm_backward(
     gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str
 ) -> list[Tensor]:
-    from ergoflow.ops.norm_triton import mix_add_norm_gradient
+    from ergoflow.ops.residual_triton import mix_add_norm_gradient
 
     x, activation, mix, code, weight, bias = (tensor.contiguous() for tensor in tensors)
     d_total, d_normed = (gradient.contiguous() for gradient in gradients)
