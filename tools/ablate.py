@@ -27,7 +27,7 @@ from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 from ergoflow.recipes import find_recipe
 from ergoflow.report.runs import slugify
 
-LEADS = (1, 5, 25, 50)
+LEADS = (1, 5, 25)
 # Roll-outs start at the first frame and in the middle of every trajectory.
 STARTS = (0, 0.5)
 
