@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ergoflow.models.attention import low_rank_kernel
-from ergoflow.models.axial import AxisKernel, apply_along, code_phases, complex_kernel
+from ergoflow.models.axial import AxisKernel, apply_along, code_phases
+from ergoflow.ops.transport import complex_kernel
 
 D, H, F = 6, 4, 3
 A3M = ("mean", "max", "min")

@@ -166,6 +166,16 @@ def test_velocity_is_that_of_the_solver(grid: tuple[int, int]) -> None:
     assert scaled_velocity(omega.bfloat16()).dtype == torch.float32
 
 
+def test_velocity_first_taken_in_a_roll_out_can_be_differentiated_later() -> None:
+    omega = field(1, 1, 10, 14)
+    with torch.inference_mode():
+        before = scaled_velocity(omega)
+    after = scaled_velocity(omega.requires_grad_())
+    after.square().sum().backward()
+    assert torch.equal(before, after)
+    assert omega.grad.isfinite().all()
+
+
 def test_wall_code_tells_every_point_across_the_channel_apart_and_is_the_same_along_it() -> None:
     code = wall_cosines(field(2, 3, 24, 5), 0)
     assert code.shape == (2, WALL_MODES, 24, 5)

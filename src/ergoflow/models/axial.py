@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from ergoflow.models.attention import AxialReducer, low_rank_kernel, reduce_axes, split_heads
 from ergoflow.models.layers import at_least_float32, linear
 from ergoflow.models.positions import draw_frequencies
+from ergoflow.ops.transport import complex_kernel
 
 Codes = Literal["complex", "cosine", "random"]
 
@@ -40,20 +41,6 @@ def code_phases(size: int, frequencies: Tensor) -> Tensor:
     """Return the phases 2π n_c i/S, (S, m); whole turns are taken off before rounding, so that S is a period."""
     points = torch.arange(size, device=frequencies.device, dtype=frequencies.dtype)
     return torch.remainder(points[:, None] * frequencies, size) * (2 * math.pi / size)
-
-
-def complex_kernel(queries: Tensor, keys: Tensor, phases: Tensor) -> Tensor:
-    """Return (2F)^(−1/2) Re Σ_c (q_ic e^{iφ_ic})* k_jc e^{iφ_jc}, (..., S, S); q, k (..., S, 2F), φ (S, F).
-
-    The first F channels are real parts, the last F imaginary ones.
-    """
-    cosines, sines = phases.cos(), phases.sin()
-
-    def turned(x: Tensor) -> Tensor:
-        real, imaginary = x.chunk(2, dim=-1)
-        return torch.cat((real * cosines - imaginary * sines, real * sines + imaginary * cosines), dim=-1)
-
-    return (turned(queries) * queries.shape[-1] ** -0.5) @ turned(keys).mT
 
 
 def apply_along(kernel: Tensor, values: Tensor, axis: int) -> Tensor:
@@ -113,6 +100,15 @@ class AxisKernel(nn.Module):
         kernel = low_rank_kernel if self.codes in ("cosine", "random") else complex_kernel
         with torch.autocast(context.device.type, enabled=False):
             return kernel(queries, keys / size, phases)
+
+    @property
+    def has_complex_lines(self) -> bool:
+        """Whether every line has a kernel of its own, from complex codes: what `line_codes` is for."""
+        return not self.reducers and self.codes in ("complex", None)
+
+    def line_codes(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what K is made of: queries and keys of all heads (B, *grid, H·4F), and their phases (S, F)."""
+        return self.project(context), code_phases(context.shape[1 + self.axis], self.frequencies)
 
     def _reducers(self) -> list[AxialReducer]:
         return [reducer for reducer in self.reducers if isinstance(reducer, AxialReducer)]

@@ -6,8 +6,11 @@ plane, which a convolutional net has to assemble through its levels.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ergoflow.models.layers import at_least_float32
 from ergoflow.numerics.fourier import TWO_PI, derivative_wavenumbers, inverse_square, wavenumbers
@@ -24,8 +27,24 @@ def scaled_velocity(vorticity: Tensor) -> Tensor:
     """
     omega = at_least_float32(vorticity)  # an FFT in half precision would ruin the small scales
     grid = tuple(omega.shape[-2:])
+    # A compiler makes a constant of the table by itself, and tensors without data must not be kept for others.
+    known = not torch.compiler.is_compiling() and not isinstance(omega, FakeTensor)
+    table = (_known_table if known else velocity_table)(grid, omega.device, omega.dtype)
+    return torch.fft.irfft2(torch.fft.rfft2(omega) * table, s=grid)
+
+
+def velocity_table(grid: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return VELOCITY_GAIN·(i ky, −i kx)/|k|², by which a spectrum is multiplied, (2, X, Y//2 + 1)."""
     length = [TWO_PI * size / max(grid) for size in grid]
-    kx, ky = wavenumbers(grid, length, device=omega.device)
-    dx, dy = derivative_wavenumbers(grid, length, device=omega.device)
-    table = torch.stack((dy + 0 * dx, -dx - 0 * dy)) * (VELOCITY_GAIN * inverse_square(kx, ky))  # (2, X, Y//2 + 1)
-    return torch.fft.irfft2(torch.fft.rfft2(omega) * table.to(omega.dtype) * 1j, s=grid)
+    kx, ky = wavenumbers(grid, length, device=device)
+    dx, dy = derivative_wavenumbers(grid, length, device=device)
+    table = torch.stack((dy + 0 * dx, -dx - 0 * dy)) * (VELOCITY_GAIN * inverse_square(kx, ky))
+    return table.to(dtype) * 1j
+
+
+@lru_cache
+def _known_table(grid: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return `velocity_table`, kept: made anew it would be some thirty launches of every step, recorded or not."""
+    # Kept from a roll-out, it must also serve in training.
+    with torch.inference_mode(False):
+        return velocity_table(grid, device, dtype)
