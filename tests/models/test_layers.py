@@ -78,6 +78,7 @@ def test_residual_convolution_is_a_sum_of_two_padded_ones(taps, periodic, wall_p
     x = torch.randn(8, 4, 8, 9, generator=generator, dtype=torch.float64)
     padded = pad_axes(x, taps // 2, periodic, wall_padding=wall_padding)
     torch.testing.assert_close(layer(x), layer.conv(padded) + layer.shortcut(x))
+    torch.testing.assert_close(layer(x, bend=True), layer(F.gelu(x)))
 
 
 @pytest.mark.parametrize("grid", [(9,), (7, 5), (5, 6, 7)])

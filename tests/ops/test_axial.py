@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -141,10 +143,62 @@ def test_programs_share_the_lines_of_a_head_so_that_all_multiprocessors_end_toge
     assert walkers(67, 300, 1) > 1
 
 
-def test_samples_are_worked_on_in_equal_parts(monkeypatch):
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("transposed", "dtype"), [(False, torch.bfloat16), (True, torch.float16)])
+@pytest.mark.parametrize("walkers", [2, 5])
+@pytest.mark.parametrize("grid", [(256, 27), (27, 256), (128, 35), (3, 128, 12)])
+def test_streamed_lines_are_integrated_as_written(grid, walkers, transposed, dtype):
+    """Some rounds of the ring, odd numbers of lines, columns of a wider field; nothing beside them is touched."""
+    stream = pytest.importorskip("ergoflow.ops.axial_stream_triton").stream
+    module = pytest.importorskip("ergoflow.ops.axial_triton")
+    axis = next(axis for axis, size in enumerate(grid) if size in (128, 256))
+    size, points = grid[axis], math.prod(grid)
+    generator = torch.Generator("cuda").manual_seed(walkers)
+    wide = 1 + torch.randn(2, points, 5 * 64, device="cuda", generator=generator).to(dtype)
+    kernel = 1 + torch.randn(2, 3, size, size, device="cuda", generator=generator).to(dtype)
+    kernel = kernel.mT if transposed else kernel
+    into = torch.full_like(wide, float("nan"))
+    values, out = wide[..., 64:256], into[..., 64:256]
+    moments = stream(kernel, values, out, module.sides(grid, axis), walkers, statistics=True)
+    v = values.double().unflatten(2, (3, 64)).unflatten(1, grid).movedim(1 + axis, -1)  # (B, rest, H, d, S)
+    u = torch.einsum("bhij,b...hcj->b...hci", kernel.double(), v) / size
+    exact = u.movedim(-1, 1 + axis).reshape(out.shape)
+    # The result is rounded once.
+    assert (out.double() - exact).norm() < torch.finfo(dtype).eps * exact.norm()
+    assert into[..., :64].isnan().all()
+    assert into[..., 256:].isnan().all()
+    mean, rate = module._statistics(moments)
+    heads = exact.unflatten(2, (3, 64)).movedim(2, 1).flatten(2)  # (B, H, N·d)
+    torch.testing.assert_close(mean[..., 0].double(), heads.mean(2), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rate[..., 0].double(), heads.std(2, correction=0).reciprocal(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_lines_stream_on_hopper_where_head_length_and_precision_allow():
+    module = pytest.importorskip("ergoflow.ops.axial_triton")
+
+    def streams(*, size=256, head_dim=64, dtype=torch.bfloat16, start=0):
+        values = torch.empty(1, 2 * size, 2 * head_dim + 8, device="cuda", dtype=dtype)[
+            ..., start : start + 2 * head_dim
+        ]
+        kernel = torch.empty(1, 2, size, size, device="cuda", dtype=dtype)
+        return module._can_stream(kernel, values, values, (2, size, 1))
+
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    assert streams() == streams(size=128, dtype=torch.float16, start=8) == hopper
+    assert not any((streams(size=192), streams(head_dim=32), streams(dtype=torch.float32), streams(start=1)))
+
+
+def test_samples_and_heads_are_worked_on_in_equal_parts(monkeypatch):
+    """Samples of 5 points with two heads: as many as fit; where not even one does, as many of its heads."""
     module = pytest.importorskip("ergoflow.ops.axial_triton")
     monkeypatch.setattr(module, "CHUNK", 40)
-    for batch, numbers, length in ((12, 10, 4), (6, 10, 3), (7, 10, 1), (3, 10, 3), (2, 100, 1)):
-        parts = module._chunks(batch, numbers)
-        assert [index for part in parts for index in range(batch)[part]] == list(range(batch))
-        assert {part.stop - part.start for part in parts} == {length}
+    for batch, width, heads, length, together in ((12, 2, 2, 4, 2), (6, 2, 2, 3, 2), (7, 2, 1, 1, 1), (2, 24, 6, 1, 2)):
+        samples, groups = module._chunks(torch.empty(batch, 5, width), heads)
+        assert [index for part in samples for index in range(batch)[part]] == list(range(batch))
+        assert [index for part, _ in groups for index in range(heads)[part]] == list(range(heads))
+        assert [index for _, part in groups for index in range(width)[part]] == list(range(width))
+        assert {part.stop - part.start for part in samples} == {length}
+        assert {part.stop - part.start for part, _ in groups} == {together}

@@ -49,6 +49,15 @@ def test_convolution_is_the_written_sum(impl):
 
 
 @pytest.mark.usefixtures("always_fourier")
+@pytest.mark.parametrize("impl", ["torch", "reference"])
+def test_bent_convolution_is_that_of_gelu(impl):
+    x, weight, bias = drawn((6, 7), 3, 2, 4, 2)
+    bent = circular_conv(x, weight, bias, groups=2, bend=True, impl=impl)
+    expected = circular_conv(x * torch.special.ndtr(x), weight, bias, groups=2, impl="reference")
+    torch.testing.assert_close(bent, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.usefixtures("always_fourier")
 def test_convolution_commutes_with_translations():
     x, weight, bias = drawn((8, 9), 5, 4, 6, 2)
     moved = circular_conv(x.roll((3, 2), (2, 3)), weight, bias, groups=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def drawn(*shapes):
 CASES = {
     "axial_pool": (pool._POOL, drawn((2, 3, 4, 5), (6, 5), (6, 5)), [0, 1]),
     "axial_mix": (axial._MIX, drawn((2, 3, 4, 5), (6, 5), (4, 6), (2, 2, 3, 3), (2, 2, 4, 4)), [2]),
-    "circular_conv": (conv._CONV, drawn((2, 4, 5, 6), (6, 2, 5, 5), (6,)), [2]),
+    "circular_conv": (conv._CONV, drawn((2, 4, 5, 6), (6, 2, 5, 5), (6,)), [2, 0]),
 }
 
 
@@ -75,3 +77,41 @@ def test_compiled_gradients_that_share_memory_are_returned_apart():
     torch.testing.assert_close(a.grad, b.detach())
     torch.testing.assert_close(b.grad, a.detach())
     torch.testing.assert_close(c.grad, torch.ones(3))
+
+
+# torch warns about itself while it imports its compiler.
+@pytest.mark.filterwarnings("ignore")
+def test_reused_results_come_before_the_other_kept_tensors():
+    # exp(x)³ and its gradient, which takes exp(x)³ from the results and 3 from the tensors kept beside them.
+    operator = Differentiable(
+        "cubed_exponential",
+        lambda inputs: 1,
+        lambda t, *_: [(3 * t[0]).exp(), torch.full_like(t[0], 3)],
+        lambda gradients, tensors, kept, *_: [gradients[0] * kept[0] * kept[1]],
+        lambda t, *_: [torch.empty_like(t[0]), torch.empty_like(t[0])],
+        reused=1,
+    )
+    (x,) = drawn((4,))
+    compiled = torch.compile(lambda x: operator((x,), (), "torch")[0], backend="aot_eager", fullgraph=True)
+    for run in (lambda x: operator((x,), (), "torch")[0], compiled):
+        (gradient,) = torch.autograd.grad(run(x).sum(), x)
+        torch.testing.assert_close(gradient, 3 * (3 * x.detach()).exp())
+
+
+def test_spared_tensors_are_let_go():
+    # (2a)·b: the gradient of 2a needs b alone, that of b is left out.
+    operator = Differentiable(
+        "spared_product",
+        lambda inputs: 1,
+        lambda t, *_: [t[0] * t[1]],
+        lambda gradients, tensors, *_: [(gradients[0] * tensors[1]).expand(tensors[0].shape), None],
+        lambda t, *_: [torch.empty_like(t[0])],
+        spared=lambda numbers: tuple(numbers),
+    )
+    a, b = drawn((4,), (4,))
+    doubled = 2 * a
+    held = weakref.ref(doubled)
+    result = operator((doubled, b.detach()), (0,), "torch")[0]
+    del doubled
+    assert held() is None
+    torch.testing.assert_close(torch.autograd.grad(result.sum(), a)[0], 2 * b.detach())

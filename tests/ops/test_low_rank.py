@@ -85,12 +85,10 @@ def _small_tiles() -> None:
 
     low_rank_triton.PRODUCT_SETTINGS = low_rank_triton.Settings(rows=16, columns=16, depth=16, warps=4, stages=2)
     low_rank_triton.GRADIENT_SETTINGS = low_rank_triton.PRODUCT_SETTINGS
-    small = residual_triton.Settings(points=16, warps=4, stages=2)
-    residual_triton.NORM_SETTINGS = residual_triton.NORM_GRADIENT_SETTINGS = small
-    residual_triton.MIX_SETTINGS = residual_triton.MIX_NORM_GRADIENT_SETTINGS = (
-        residual_triton.MIX_GRADIENT_SETTINGS
-    ) = small
-    residual_triton.PROGRAMS, residual_triton.MIX_GRADIENT_PROGRAMS = 4, 2
+    # Three tiles of points: four programs share the samples too, two go through several tiles.
+    small = residual_triton.Settings(points=16, warps=4, stages=2, programs=4)
+    residual_triton.NORM_SETTINGS = residual_triton.MIX_SETTINGS = small
+    residual_triton.NORM_GRADIENT_SETTINGS = residual_triton.MIX_GRADIENT_SETTINGS = small._replace(programs=2)
 
 
 @pytest.fixture(scope="module")

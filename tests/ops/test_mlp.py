@@ -113,7 +113,7 @@ def test_interpreted_kernels_are_the_reference(case: str, name: str, interpreted
 
 @needs_triton
 def test_gelu_of_the_kernels_is_exact_to_float32(interpreted: dict) -> None:
-    # 7.5e-8 of the approximation; slopes up to 1.13 are rounded by 6e-8 two or three times.
+    # 7e-8 of the approximation; slopes up to 1.13 are rounded by 6e-8 two or three times.
     assert interpreted["gelu"] < 3e-7
 
 

@@ -29,8 +29,8 @@ def _mix(impl: str) -> Callable[..., list[Tensor]]:
     return lambda x, value, merge, *kernels: [axial_mix(x, value, kernels, merge, impl=impl)]
 
 
-def _conv(groups: int) -> Callable[[str], Callable[..., list[Tensor]]]:
-    return lambda impl: lambda x, weight, bias: [circular_conv(x, weight, bias, groups=groups, impl=impl)]
+def _conv(groups: int, *, bend: bool = False) -> Callable[[str], Callable[..., list[Tensor]]]:
+    return lambda impl: lambda x, weight, bias: [circular_conv(x, weight, bias, groups=groups, bend=bend, impl=impl)]
 
 
 def _norm(impl: str) -> Callable[..., list[Tensor]]:
@@ -47,9 +47,16 @@ CASES: dict[str, tuple[Callable[[str], Callable[..., list[Tensor]]], list[tuple[
     "pool-space": (_pool, [(1, 3, 4, 5, 18), (4, 18), (4, 18), (4, 18)]),
     "mix-plane": (_mix, [(2, 3, 18, 6), (8, 6), (17, 8), (2, 2, 3, 3), (2, 2, 18, 18)]),
     "mix-space": (_mix, [(1, 3, 3, 5, 5), (10, 5), (4, 10), (1, 2, 3, 3), (1, 2, 3, 3), (1, 2, 5, 5)]),
+    # Heads of the width that the copy engine takes, one at a time in small tiles.
+    "mix-wide": (_mix, [(2, 8, 48, 6), (128, 6), (8, 128), (2, 2, 8, 8), (2, 2, 48, 48)]),
     "mix-line": (_mix, [(2, 35, 6), (21, 6), (35, 21), (2, 3, 35, 35)]),
     "conv-wide": (_conv(2), [(1, 6, 5, 11), (10, 3, 9, 9), (10,)]),
     "conv-thin": (_conv(1), [(1, 3, 9, 17), (1, 3, 3, 3), (1,)]),
+    "conv-deep": (_conv(2), [(2, 32, 10, 24), (16, 16, 9, 9), (16,)]),
+    "conv-rows": (_conv(3), [(2, 12, 10, 21), (6, 4, 5, 5), (6,)]),
+    "conv-bent": (_conv(3, bend=True), [(2, 12, 10, 21), (6, 4, 5, 5), (6,)]),
+    "conv-bent-wide": (_conv(2, bend=True), [(1, 6, 5, 11), (10, 3, 9, 9), (10,)]),
+    "conv-flat": (_conv(1), [(1, 2, 5, 4), (33, 2, 1, 9), (33,)]),
     "add-norm": (_add_norm, [(2, 5, 7, 9), (5, 7, 9), (9,), (9,)]),
     "norm": (_norm, [(2, 66, 7, 10), (66,), (66,)]),
 }
@@ -83,15 +90,22 @@ def _small_tiles() -> None:
 
     pool_triton.LARGEST_SETTINGS = pool_triton.Settings(points=16, rows=16, warps=4, stages=2)
     pool_triton.GRADIENT_SETTINGS = pool_triton.Settings(points=32, rows=16, warps=4, stages=2)
-    pool_triton.GATHER_PAIRS = 7
-    # Sums of 18 are kept whole, in two blocks of rows; sums of 35 are not. Programs walk over several tiles.
-    small = axial_triton.Settings(rows=16, columns=16, depth=32, warps=4, stages=3)
-    axial_triton.INTEGRATE_SETTINGS = axial_triton.KERNEL_SETTINGS = axial_triton.NORM_SETTINGS = small
-    axial_triton.LONG_SETTINGS = small._replace(depth=16, stages=2)
+    pool_triton.GATHER_PAIRS, pool_triton.PROCESSORS = 7, 5
+    # Programs walk over several tiles.
+    small = axial_triton.Settings(rows=16, columns=16, depth=16, warps=4, stages=3)
+    axial_triton.NORM_SETTINGS = axial_triton.LONG_SETTINGS = small
+    axial_triton.KERNEL_SETTINGS = small._replace(depth=64)
+    axial_triton.LINE_SETTINGS = small._replace(rows=64, columns=32, depth=64)
     axial_triton.PROCESSORS, axial_triton.CHUNK = 5, 2 * 3 * 18 * 8
-    conv_triton.CONV_SETTINGS = conv_triton.Settings(blocks=16, depth=64, warps=4, stages=2)
-    conv_triton.WEIGHT_SETTINGS = conv_triton.Settings(blocks=16, depth=64, warps=4, stages=2)
-    norm_triton.POINTS, norm_triton.STEPS = 16, 3
+    # Blocks of 32 numbers are taken whole, longer ones in pieces; results and taps in several parts.
+    conv_triton.CONV_SETTINGS = conv_triton.Settings(blocks=16, width=64, depth=32, warps=4, stages=2)
+    conv_triton.NARROW_SETTINGS = conv_triton.CONV_SETTINGS
+    conv_triton.WEIGHT_SETTINGS = conv_triton.Settings(blocks=16, width=32, depth=64, warps=4, stages=2)
+    conv_triton.COPIED, conv_triton.PROGRAMS = 512, 100
+    # Two blocks of channels, five tiles of points shared by two programs, partial sums in two rounds.
+    small = norm_triton.Settings(size=1024, channels=64, warps=4, stages=2, programs=8)
+    norm_triton.SUMS_SETTINGS = norm_triton.SCALE_SETTINGS = small
+    norm_triton.CHUNKS = 1
 
 
 @pytest.fixture(scope="module")

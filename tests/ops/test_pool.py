@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 
@@ -64,13 +66,22 @@ def test_mean_alone_needs_no_maps():
     assert largest.shape == (2, 7, 0)
 
 
+def lost_coordinates(impl, dtype=torch.float32):
+    """Return for both axes the coordinates whose maxima are NaN, of a field with one such number at (2, 3)."""
+    x = torch.randn(1, 4, 5, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[0, 2, 3, 1] = float("nan")
+    pools = axial_pool(x, [torch.ones(2, 3, dtype=dtype)] * 2, impl=impl)
+    return [largest.isnan().all(-1)[0].nonzero().flatten().tolist() for _, largest in pools]
+
+
 def test_nan_is_seen_in_its_own_coordinate_alone():
-    x = torch.randn(1, 4, 5, 3, generator=torch.Generator().manual_seed(0))
-    x[0, 2, 3] = float("nan")
-    for axis, hit in ((0, 2), (1, 3)):
-        ((_, largest),) = axial_pool(x, [torch.ones(2, 3)], [axis], impl="torch")
-        lost = largest.isnan().all(-1)[0]
-        assert lost.nonzero().flatten().tolist() == [hit]
+    assert lost_coordinates("torch") == [[2], [3]]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the triton package is missing")
+def test_nan_is_seen_by_the_kernels(interpret):
+    both = "[lost_coordinates('triton', dtype) for dtype in (torch.float32, torch.bfloat16)]"
+    assert interpret(__file__, both) == [[[2], [3]], [[2], [3]]]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")

@@ -36,6 +36,7 @@ from ergoflow.models.layers import (
 from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.positions import PositionCode
 from ergoflow.ops.choice import is_reference
+from ergoflow.ops.linear import biased_linear
 from ergoflow.ops.norm import add_layer_norm, group_norm, mix_add, mix_add_layer_norm
 
 
@@ -182,8 +183,7 @@ class A3M(nn.Module):
 
     def _lift(self, z: Tensor) -> Tensor:
         check_state(z, self.in_channels, self.num_axes)
-        lifted: Tensor = self.lift(z.movedim(1, -1))  # (B, *grid, D)
-        return lifted
+        return biased_linear(z.movedim(1, -1), self.lift.weight, self.lift.bias)  # (B, *grid, D)
 
 
 class Update(NamedTuple):
@@ -271,7 +271,8 @@ class Decoder(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return the decoded field."""
         x = group_norm(features.movedim(-1, 1), self.norm.num_groups, self.norm.weight, self.norm.bias)  # (B, L, *grid)
-        for conv in self.convs:
-            x = F.gelu(conv(x))
-        field: Tensor = self.head(x)
+        # Each GELU is applied where the next layer reads its input.
+        for index, conv in enumerate(self.convs):
+            x = conv(x, bend=index > 0)
+        field: Tensor = self.head(F.gelu(x))
         return field

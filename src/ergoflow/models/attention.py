@@ -105,7 +105,8 @@ def reduce_axes(
 def _parts(group: Sequence[AxialReducer], pooled: tuple[Tensor, Tensor]) -> Iterator[tuple[AxialReducer, Tensor]]:
     """Yield each reducer of an axis with its own share (B, S, D) of the mean and of the largest."""
     mean, largest = pooled
-    parts = iter(largest.split(mean.shape[-1], dim=-1))
+    # Means alone leave no largest, and some versions of torch cannot split nothing.
+    parts = iter(largest.split(mean.shape[-1], dim=-1) if largest.shape[-1] else ())
     for reducer in group:
         yield reducer, mean if reducer.pooling == "mean" else next(parts)
 

@@ -69,7 +69,8 @@ def precise_linear(x: Tensor, matrix: Tensor) -> Tensor:
     high = matrix.to(dtype)
     low = (matrix - high.to(matrix.dtype)).to(dtype).detach()
     rows = x.to(dtype).flatten(0, -2)
-    return torch.addmm(rows.detach() @ low.mT, rows, high.mT).unflatten(0, x.shape[:-1])
+    # Added in place: torch would copy the first product before it adds the second one.
+    return (rows.detach() @ low.mT).addmm_(rows, high.mT).unflatten(0, x.shape[:-1])
 
 
 def check_state(z: Tensor, channels: int, num_axes: int) -> None:
@@ -168,17 +169,19 @@ class ResidualConv(nn.Module):
         self.conv = convolution(in_channels, out_channels, kernel, num_axes, groups=groups, generator=generator)
         self.shortcut = convolution(in_channels, out_channels, 1, num_axes, groups=groups, generator=generator)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C_in, *grid) to (B, C_out, *grid)."""
+    def forward(self, x: Tensor, *, bend: bool = False) -> Tensor:
+        """Map x (B, C_in, *grid), or with `bend` GELU(x), to (B, C_out, *grid)."""
         if is_reference(x):
+            x = F.gelu(x) if bend else x
             padded = pad_axes(x, self.width, self.periodic, wall_padding=self.wall_padding)
             return self.conv(padded) + self.shortcut(x)
-        # The 1×1 convolution is one more tap at the centre.
+        # The 1×1 convolution is one more tap at the centre. Bending commutes with padding, GELU(0) = 0.
         weight = self.conv.weight + F.pad(self.shortcut.weight, [self.width] * 2 * len(self.periodic))
         assert self.conv.bias is not None
         assert self.shortcut.bias is not None
         padded = pad_walls(x, self.width, self.periodic, wall_padding=self.wall_padding)
-        out = circular_conv(padded, weight, self.conv.bias + self.shortcut.bias, groups=self.conv.groups)
+        bias = self.conv.bias + self.shortcut.bias
+        out = circular_conv(padded, weight, bias, groups=self.conv.groups, bend=bend)
         # What wrapped around a wall landed in the padding.
         for axis, wraps in enumerate(self.periodic, start=2):
             out = out if wraps else out.narrow(axis, self.width, x.shape[axis])

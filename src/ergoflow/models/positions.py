@@ -22,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ergoflow.models.layers import linear
 from ergoflow.ops.choice import in_product_dtype
+from ergoflow.ops.linear import biased_linear
 
 # Grids and dtypes whose features are kept per tensor of frequencies, the oldest one leaving first.
 KEPT_TABLES = 8
@@ -147,5 +148,5 @@ class PositionCode(nn.Module):
         """Return the code (*grid, D) of a grid; it does not depend on the batch."""
         # Rounded once, not by every product.
         dtype = in_product_dtype(self.frequencies.new_empty(0))[0].dtype
-        code: Tensor = self.project(fourier_features(grid, self.frequencies, self.coordinate_range, dtype=dtype))
-        return code
+        features = fourier_features(grid, self.frequencies, self.coordinate_range, dtype=dtype)
+        return biased_linear(features, self.project.weight, self.project.bias)

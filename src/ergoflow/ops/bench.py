@@ -131,15 +131,22 @@ def tuning_rows(sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> li
     return rows
 
 
-# Settings to compare: (rows, columns, depth, warps, stages, programs per multiprocessor: 1) of products, (points or
-# blocks, rows or depth, warps, stages) of the others. Chosen so that accumulators and operands leave registers free.
-PRODUCTS = [(128, 64, 256, 8, 4), (128, 64, 256, 8, 3), (128, 64, 256, 4, 4), (128, 128, 64, 8, 3)]
+# Settings to compare: (rows, columns, depth, warps, stages, programs per multiprocessor: 1) of products, (points, rows,
+# warps, stages, programs per multiprocessor) of maxima, (blocks, width, depth, warps, stages) of convolutions; chosen
+# so that accumulators and operands leave registers free.
+PRODUCTS = [(64, 128, 256, 4, 4), (64, 256, 256, 8, 3), (64, 256, 256, 4, 3), (128, 128, 64, 8, 3)]
 OUTER_PRODUCTS = [(256, 128, 64, 8, 4), (256, 128, 64, 16, 4), (128, 256, 64, 8, 4), (128, 128, 64, 4, 3, 2)]
-NORM_PRODUCTS = [(128, 128, 128, 16, 3), (128, 128, 128, 8, 3), (64, 256, 128, 8, 3), (128, 128, 64, 8, 3)]
-MAXIMA = [(64, 128, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2), (64, 128, 8, 2), (64, 256, 8, 2)]
-MAXIMA_GRADIENTS = [(64, 64, 4, 2), (128, 64, 8, 2), (128, 128, 8, 2), (64, 128, 4, 2)]
-CONVOLUTIONS = [(128, 64, 8, 3), (128, 64, 4, 3), (256, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 4)]
-CONVOLUTION_WEIGHTS = [(64, 256, 8, 3), (64, 128, 8, 3), (64, 128, 4, 3), (128, 128, 8, 2)]
+NORM_PRODUCTS = [
+    (64, 128, 128, 8, 4),
+    (128, 128, 128, 16, 3),
+    (128, 128, 128, 8, 3),
+    (64, 256, 128, 8, 3),
+    (128, 128, 64, 8, 3),
+]
+MAXIMA = [(64, 256, 8, 2, 2), (128, 256, 8, 3, 1), (128, 128, 8, 2, 2), (64, 128, 4, 2, 3)]
+MAXIMA_GRADIENTS = [(64, 256, 4, 1, 2), (64, 256, 8, 1, 2), (128, 256, 8, 1, 1), (64, 256, 4, 2, 2)]
+CONVOLUTIONS = [(128, 128, 64, 4, 3), (256, 128, 64, 8, 3), (128, 256, 64, 8, 3), (256, 128, 128, 8, 2)]
+CONVOLUTION_WEIGHTS = [(64, 128, 256, 8, 3), (128, 128, 256, 8, 2), (64, 128, 128, 8, 3), (64, 128, 128, 4, 3)]
 
 
 def _tunable(
@@ -163,19 +170,16 @@ def _tunable(
 
     for axis, size in enumerate(grid):
         last = axis == len(grid) - 1
-        in_use = axial_triton.fitting(axial_triton.INTEGRATE_SETTINGS, values, size, columns=sizes.head_dim)
         integrate = partial(axial_triton.integrate, grid=grid, axis=axis, statistics=last)
         kernel = drawn(batch, heads, size, size)
-        settings = [in_use, *(axial(*setting) for setting in PRODUCTS)]
+        settings = [axial_triton.LINE_SETTINGS, *(axial(*setting) for setting in PRODUCTS)]
         yield f"integrate axis {axis}", settings, partial(each, integrate, kernel, values)
-        in_use = axial_triton.fitting(axial_triton.KERNEL_SETTINGS, values, sizes.head_dim)
         gradient = partial(axial_triton.kernel_gradient, grid=grid, axis=axis, heads=heads)
-        settings = [in_use, *(axial(*setting) for setting in OUTER_PRODUCTS)]
+        settings = [axial_triton.KERNEL_SETTINGS, *(axial(*setting) for setting in OUTER_PRODUCTS)]
         yield f"kernel gradient axis {axis}", settings, partial(each, gradient, values.flip(0), values)
     ones = torch.ones(batch, heads, 1, device=device)
     fields = [drawn(batch, points, dim), drawn(batch, heads * sizes.head_dim, dim), values, ones, ones]
-    in_use = axial_triton.fitting(axial_triton.NORM_SETTINGS, values, dim)
-    settings = [in_use, *(axial(*setting) for setting in NORM_PRODUCTS)]
+    settings = [axial_triton.NORM_SETTINGS, *(axial(*setting) for setting in NORM_PRODUCTS)]
     yield "norm gradient", settings, partial(each, axial_triton.add_norm_gradient, *fields)
 
     pool, features, rows = pool_triton.Settings, drawn(batch, *grid, dim), drawn(2 * dim, dim)
@@ -192,14 +196,16 @@ def _tunable(
         )
 
     inputs, outputs, taps = sizes.latent, sizes.widths[0], sizes.taps[0]
-    field, result = drawn(batch, *grid, inputs), drawn(batch, *grid, outputs)
-    weight, flipped = drawn(outputs, inputs // groups, taps, taps), drawn(inputs, outputs // groups, taps, taps)
-    convolve = conv_triton.Settings
+    weight, convolve = drawn(outputs, inputs // groups, taps, taps), conv_triton.Settings
+    seen = conv_triton.blocks_of(grid, weight, groups)
+    given = conv_triton.blocks_of(grid, weight, groups, transposed=True)
+    field = conv_triton.in_blocks(drawn(batch, *grid, inputs), seen)
+    result = conv_triton.in_blocks(drawn(batch, *grid, outputs), given)
     own = [conv_triton.CONV_SETTINGS, *(convolve(*setting) for setting in CONVOLUTIONS)]
-    yield "convolution", own, partial(conv_triton.conv, field, weight, None, groups)
-    yield "convolution transposed", own, partial(conv_triton.conv, result, flipped, None, groups)
+    yield "convolution", own, partial(conv_triton.conv, field, weight, None, seen)
+    yield "convolution transposed", own, partial(conv_triton.conv, result, weight, None, given, transposed=True)
     own = [conv_triton.WEIGHT_SETTINGS, *(convolve(*setting) for setting in CONVOLUTION_WEIGHTS)]
-    yield "convolution weights", own, partial(conv_triton.weight_gradient, result, field, weight, groups)
+    yield "convolution weights", own, partial(conv_triton.weight_gradient, result, field, weight, given)
 
 
 def _pool(impl: Impl, x: Tensor, *weights: Tensor) -> list[Tensor]:

@@ -24,21 +24,27 @@ from ergoflow.ops.differentiable import Differentiable, Numbers, Tensors, has_ta
 DIRECT_TAPS = 256
 
 
-def circular_conv(x: Tensor, weight: Tensor, bias: Tensor, *, groups: int = 1, impl: Impl = "auto") -> Tensor:
+def circular_conv(
+    x: Tensor, weight: Tensor, bias: Tensor, *, groups: int = 1, bend: bool = False, impl: Impl = "auto"
+) -> Tensor:
     """Return y (B, O, *grid) of x (B, C, *grid), weight (O, C/groups, *kernel) with odd sides and bias (O,).
 
+    With `bend` it is the convolution of GELU(x): "triton" bends what it copies anyway, the others beforehand.
     "reference" and "torch" are torch's own convolution of a padded copy, except that "torch" takes large kernels on
     the CPU through Fourier space, in float32 at least.
     """
     _check(x, weight)
     tensors = in_product_dtype(x, weight, bias)
     chosen = choose_impl(tensors[0], impl)
-    if chosen == "reference" or has_tangent(*tensors) or not _is_fast(x, weight, chosen):
+    fast = chosen != "reference" and not has_tangent(*tensors) and _is_fast(x, weight, chosen)
+    if bend and not (fast and chosen == "triton"):
+        return circular_conv(F.gelu(x), weight, bias, groups=groups, impl=impl)
+    if not fast:
         return direct_conv(x, weight, bias, groups=groups)
     with torch.autocast(x.device.type, enabled=False):
         if chosen == "torch":
             tensors = tuple(tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors)
-        return _CONV(tensors, (groups,), chosen)[0]
+        return _CONV(tensors, (groups, int(bend)), chosen)[0]
 
 
 def _is_fast(x: Tensor, weight: Tensor, impl: str) -> bool:
@@ -65,12 +71,15 @@ def _check(x: Tensor, weight: Tensor) -> None:
 
 
 def _forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
-    """Return y, x̂ and ŵ, the spectra as one matrix for every frequency and group; Triton: y alone."""
-    (x, weight, bias), (groups,) = tensors, numbers
+    """Return y, x̂ and ŵ, the spectra as one matrix for every frequency and group; Triton: y, and x or GELU(x) in
+    blocks."""
+    (x, weight, bias), (groups, bend) = tensors, numbers
     if impl == "triton":
-        from ergoflow.ops.conv_triton import conv
+        from ergoflow.ops.conv_triton import blocks_of, conv, in_blocks
 
-        return [conv(x.movedim(1, -1).contiguous(), weight, bias, groups).movedim(-1, 1)]
+        blocks = blocks_of(x.shape[2:], weight, groups)
+        x_blocks = in_blocks(x.movedim(1, -1).contiguous(), blocks, bend=bool(bend))
+        return [conv(x_blocks, weight, bias, blocks).movedim(-1, 1), x_blocks]
     x_hat, w_hat = _spectra(x, groups), _kernel_spectra(weight, x.shape[2:], groups)
     y_hat = torch.bmm(x_hat, w_hat.mT)  # (F·G, B, O/G)
     # The bias belongs to frequency zero, whose coefficient is the sum over the grid.
@@ -79,14 +88,14 @@ def _forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
 
 
 def _backward(gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
-    (x, weight, bias), (groups,) = tensors, numbers
+    (x, weight, bias), (groups, bend) = tensors, numbers
     if impl == "triton":
         from ergoflow.ops.conv_triton import conv_gradient
 
         gradient = gradients[0].movedim(1, -1).contiguous()  # (B, X, Y, O)
-        d_x, d_weight = conv_gradient(gradient, x.movedim(1, -1).contiguous(), weight, groups)
-        d_bias = gradient.sum((0, 1, 2), dtype=torch.float32).to(bias.dtype)
-        return [d_x.movedim(-1, 1), d_weight, d_bias]
+        bent = x.movedim(1, -1).contiguous() if bend else None
+        d_x, d_weight, d_bias = conv_gradient(gradient, kept[0], weight, groups, bent=bent)
+        return [d_x.movedim(-1, 1), d_weight, d_bias.to(bias.dtype)]
     x_hat, w_hat = kept
     y_hat = _spectra(gradients[0], groups)
     d_x = _fields(torch.bmm(y_hat, w_hat.conj()), x.shape[2:], groups)
@@ -95,16 +104,24 @@ def _backward(gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numb
 
 
 def _shapes(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
-    (x, weight, _), (groups,) = tensors, numbers
+    (x, weight, _), (groups, _) = tensors, numbers
     if impl == "triton":
-        return [x.new_empty(len(x), *x.shape[2:], len(weight)).movedim(-1, 1)]
+        from ergoflow.ops.conv_triton import blocks_of
+
+        x_blocks = x.new_empty(len(x), groups, *blocks_of(x.shape[2:], weight, groups).shape)
+        return [x.new_empty(len(x), *x.shape[2:], len(weight)).movedim(-1, 1), x_blocks]
     frequencies = math.prod(x.shape[2:-1]) * (x.shape[-1] // 2 + 1) * groups
     x_hat = x.new_empty(frequencies, len(x), weight.shape[1], dtype=x.dtype.to_complex())
     w_hat = x_hat.new_empty(frequencies, len(weight) // groups, weight.shape[1])
     return [x.new_empty(len(x), len(weight), *x.shape[2:]), x_hat, w_hat]
 
 
-_CONV = Differentiable("circular_conv", lambda inputs: 1, _forward, _backward, _shapes)
+def _spared(numbers: Numbers) -> tuple[int, ...]:
+    """Return the index of x: the gradient takes what is kept of it, and x itself only where that was bent."""
+    return () if numbers[1] else (0,)
+
+
+_CONV = Differentiable("circular_conv", lambda inputs: 1, _forward, _backward, _shapes, spared=_spared)
 
 
 def _spectra(x: Tensor, groups: int) -> Tensor:

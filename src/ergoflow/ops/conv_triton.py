@@ -1,85 +1,162 @@
 """The Triton twin of `ergoflow.ops.conv` on a plane: a grouped convolution as a product with band matrices.
 
-A group has few channels (16 in, 8 out), too few for the matrix units. A block of eight neighbouring results along y
-has eight times as many, and they depend on the same 8 + k − 1 columns of each of k rows: with
+A group has few channels (16 in, 8 out), too few for the matrix units. A block of r neighbouring columns has r times as
+many. With r ≥ k − 1 and blocks of x that begin r/2 columns before those of y, r results along y see two blocks of each
+of k rows, b and b + 1:
 
-    T[t][(column, i), (y, o)] = w[o, i, t, column − y]        (zero outside the taps)
+    y[row, b] = Σ_t x[row + t − c, b] T[t, 0] + x[row + t − c, b + 1] T[t, 1],
+    T[t, s][(column, i), (y, o)] = w[o, i, t, s·r + column − y + c − r/2]        (zero outside the taps).
 
-the convolution is y = Σ_t x[row + t − c] T[t], k products of (blocks × 16·16) by (16·16 × 8·8) for 9×9 taps; 16/9 of
-the multiplications, all of them on the matrix units. Rows and columns wrap around by index arithmetic, without a padded
-copy. The gradient of x is the same convolution with flipped weights; that of w is the gradient of T, its bands summed.
-A number that is not finite spreads to the block of results it lies under, not only to its own neighbours.
+For 9×9 taps and r = 8 these are 16/9 of the multiplications, all of them on the matrix units. What keeps these fed:
+
+- Fields are first copied into blocks, group by group and wrapped around, (B, G, X + k − 1, blocks + 1, r·C/G). A tile
+  of inputs is then one piece of memory and the next tap is one row of blocks further: no masks, no remainders.
+- Both matrices are applied to a tile at once, Z[b] = Σ_t x[row + t − c, b] [T[t, 0] | T[t, 1]], and the results are
+  moved instead of the inputs, y[b] = Z₀[b] + Z₁[b + 1]: a tile is read once per tap, and a product is twice as wide.
+- Where it is still narrow, q rows of results share the rows they see: k + q − 1 tiles instead of q·k.
+- The gradient of w is that of T, its bands summed: products of blocks of the gradient with the two blocks of x that
+  they see, for several taps at a time, so that x is read once for these.
+- Where the input is GELU(x), the copy bends x on its way, and the gradient is multiplied by GELU'(x) where it is made.
+
+The gradient of x is the same convolution with flipped weights. A number that is not finite spreads to the blocks of
+results that share a tile with it, not only to its own neighbours.
 
 Fields are channel-last, (B, X, Y, C).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ergoflow.ops.tiles_triton import SHORTEST, block, precision, product
+from ergoflow.ops.gelu_triton import bent as gelu
+from ergoflow.ops.gelu_triton import bent_and_slope
+from ergoflow.ops.tiles_triton import SHORTEST, precision, product
 
 
 class Settings(NamedTuple):
-    """Blocks of results and summands of a tile, warps and pipeline stages of a kernel."""
+    """Blocks, results and summands of a tile, warps and pipeline stages of a kernel.
+
+    In the gradient of w the sum is over blocks, and `depth` counts the numbers of x that a block of results sees.
+    """
 
     blocks: int
+    width: int
     depth: int
     warps: int
     stages: int
 
 
-CONV_SETTINGS = Settings(blocks=128, depth=64, warps=8, stages=3)
-WEIGHT_SETTINGS = Settings(blocks=64, depth=128, warps=4, stages=3)
-# Results along y that one row of a tile holds.
-RESULTS = 8
-# Programs that keep all multiprocessors busy (132 on an H200, some programs each).
-PROGRAMS = 1056
+# Each was the fastest of some ten on an H200.
+CONV_SETTINGS = Settings(blocks=128, width=128, depth=64, warps=4, stages=3)
+# For blocks of less than 64 numbers, where the results take as long as the products.
+NARROW_SETTINGS = Settings(blocks=64, width=128, depth=64, warps=4, stages=4)
+WEIGHT_SETTINGS = Settings(blocks=64, width=128, depth=256, warps=8, stages=3)
+# Numbers of a tile of the copy into blocks.
+COPIED = 8192
+# Programs of the weight's gradient, one at a time on each multiprocessor: five rounds on an H200.
+PROGRAMS = 5 * 132
+# The shortest block of inputs, in numbers: 64 bytes in half precision.
+SHORTEST_BLOCK = 32
 
 
-class _Bands(NamedTuple):
-    """The padded sizes of the band matrices: results, columns, channels in and out of a group."""
+class Blocks(NamedTuple):
+    """How a convolution sees its input: true sizes, and r, q and the powers of two that cover a group's channels."""
 
-    results: int
+    grid: tuple[int, int]
+    taps: tuple[int, int]
+    groups: int
+    group_inputs: int
+    group_outputs: int
     columns: int
+    rows: int
     inputs: int
     outputs: int
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, blocks of a row (one more than there are blocks of results) and numbers of a block."""
+        rows = triton.cdiv(self.grid[0], self.rows) * self.rows + self.taps[0] - 1
+        return rows, triton.cdiv(self.grid[1], self.columns) + 1, self.columns * self.inputs
 
-def conv(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, settings: Settings | None = None) -> Tensor:
-    """Return the circular convolution (B, X, Y, O) of x (B, X, Y, C), contiguous, weight (O, C/G, k, k), bias (O,)."""
-    blocks, depth, warps, stages = settings or CONV_SETTINGS
-    batch, rows, columns, _ = x.shape
-    outputs, taps = len(weight), weight.shape[2]
-    bands = _sizes(weight, groups)
-    out = x.new_empty(batch, rows, columns, outputs)
-    tiles = rows * triton.cdiv(columns, bands.results)
-    block_m = block(tiles, blocks)
-    _conv_kernel[(triton.cdiv(tiles, block_m), groups, batch)](
+
+def blocks_of(grid: Sequence[int], weight: Tensor, groups: int, *, transposed: bool = False) -> Blocks:
+    """Return the blocks of the input of a convolution with weight (O, C/G, k, k), or of one with it transposed.
+
+    r is the smallest power of two that lets two blocks hold what a block of results sees, and fills a product.
+    """
+    group_outputs, group_inputs, *taps = len(weight) // groups, *weight.shape[1:]
+    if transposed:
+        group_inputs, group_outputs = group_outputs, group_inputs
+    inputs, outputs = triton.next_power_of_2(group_inputs), triton.next_power_of_2(group_outputs)
+    columns = max(triton.next_power_of_2(taps[1] - 1), SHORTEST_BLOCK // inputs, SHORTEST // outputs, 1)
+    rows = 1
+    while 2 * rows <= taps[0] and 4 * rows * columns * outputs <= CONV_SETTINGS.width:
+        rows *= 2
+    sizes = (columns, rows, inputs, outputs)
+    return Blocks((grid[0], grid[1]), (taps[0], taps[1]), groups, group_inputs, group_outputs, *sizes)
+
+
+def in_blocks(x: Tensor, blocks: Blocks, *, bend: bool = False) -> Tensor:
+    """Return the blocks (B, G, *shape) of x (B, X, Y, C), contiguous, or of GELU(x)."""
+    return _copied(x, blocks, bend=bend, sums=False)[0]
+
+
+def in_blocks_with_sum(x: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    """Return the blocks of x and its sum over samples and points (C,) in float32."""
+    out, sums = _copied(x, blocks, bend=False, sums=True)
+    return out, sums.flatten(0, -2).sum(0)
+
+
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    blocks: Blocks,
+    *,
+    transposed: bool = False,
+    bent: Tensor | None = None,
+    settings: Settings | None = None,
+) -> Tensor:
+    """Return the circular convolution (B, X, Y, O) of x in blocks with weight (O, C/G, k, k), bias (O,); or, with the
+    weight transposed and flipped, the gradient (B, X, Y, C) for a gradient in blocks. Where the input was GELU(`bent`),
+    the result is multiplied by GELU'(`bent`): then it is the gradient of `bent`, (B, X, Y, C), contiguous."""
+    (rows, columns), (_, across, numbers) = blocks.grid, blocks.shape
+    tile, width, depth, warps, stages = settings or (CONV_SETTINGS if numbers >= 64 else NARROW_SETTINGS)
+    table = _band_matrices(x, weight, blocks, transposed)
+    tile_k, tile_n = min(_summands(depth, x), numbers), min(width, table.shape[-1])
+    out = x.new_empty(len(x), rows, columns, blocks.groups * blocks.group_outputs)
+    places = triton.cdiv(rows, blocks.rows) * across
+    tile_m = min(tile, max(SHORTEST, triton.next_power_of_2(places)))
+    # Groups first: their programs write into the same lines of memory at about the same time.
+    _conv_kernel[(blocks.groups * table.shape[-1] // tile_n, triton.cdiv(places, tile_m - 1), len(x))](
         x,
-        _band_matrices(weight, groups, bands).to(x.dtype),
+        table,
         out if bias is None else bias.contiguous(),
+        out if bent is None else bent,
         out,
         rows,
         columns,
-        GROUPS=groups,
-        GROUP_INPUTS=weight.shape[1],
-        GROUP_OUTPUTS=outputs // groups,
+        x.shape[2],
+        across,
+        places,
+        table.shape[1],
+        GROUPS=blocks.groups,
+        GROUP_OUTPUTS=blocks.group_outputs,
         HAS_BIAS=bias is not None,
-        TAPS_X=taps,
-        TAPS_Y=weight.shape[3],
-        RESULTS=bands.results,
-        COLUMNS=bands.columns,
-        INPUTS=bands.inputs,
-        OUTPUTS=bands.outputs,
-        BLOCK_M=block_m,
-        BLOCK_K=min(depth, bands.columns * bands.inputs),
+        HAS_SLOPE=bent is not None,
+        COLUMNS=blocks.columns,
+        ROWS=blocks.rows,
+        OUTPUTS=blocks.outputs,
+        DEPTH=numbers,
+        BLOCK_M=tile_m,
+        BLOCK_N=tile_n,
+        BLOCK_K=tile_k,
         PRECISION=precision(x),
         num_warps=warps,
         num_stages=stages,
@@ -87,225 +164,342 @@ def conv(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, settings: 
     return out
 
 
-def conv_gradient(gradient: Tensor, x: Tensor, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x (B, X, Y, C) and weight for gradient (B, X, Y, O), both contiguous."""
-    flipped = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3)  # (C, O/G, k, k)
-    return conv(gradient, flipped, None, groups), weight_gradient(gradient, x, weight, groups)
+def conv_gradient(
+    gradient: Tensor, x: Tensor, weight: Tensor, groups: int, *, bent: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x (B, X, Y, C), weight and bias for gradient (B, X, Y, O), contiguous; x is in blocks.
+    Where x is GELU(`bent`), the first one is that of `bent`."""
+    blocks = blocks_of(gradient.shape[1:3], weight, groups, transposed=True)
+    gradient, d_bias = in_blocks_with_sum(gradient, blocks)
+    d_x = conv(gradient, weight, None, blocks, transposed=True, bent=bent)
+    return d_x, weight_gradient(gradient, x, weight, blocks), d_bias
 
 
 def weight_gradient(
-    gradient: Tensor, x: Tensor, weight: Tensor, groups: int, settings: Settings | None = None
+    gradient: Tensor, x: Tensor, weight: Tensor, blocks: Blocks, settings: Settings | None = None
 ) -> Tensor:
-    """Return the gradient (O, C/G, k, k) of the weight."""
-    blocks, depth, warps, stages = settings or WEIGHT_SETTINGS
-    batch, rows, columns, _ = x.shape
-    outputs, inputs, taps_x, taps_y = weight.shape
-    bands = _sizes(weight, groups)
-    summands, results = bands.columns * bands.inputs, bands.results * bands.outputs
-    block_k = min(depth, summands)
-    tiles = batch * rows * triton.cdiv(columns, bands.results)
-    programs = groups * taps_x * triton.cdiv(summands, block_k)
-    splits = max(1, min(triton.cdiv(PROGRAMS, programs), triton.cdiv(tiles, 4 * blocks)))
-    tiles_per_split = triton.cdiv(triton.cdiv(tiles, splits), blocks) * blocks
-    parts = torch.empty(splits, groups, taps_x, summands, results, device=x.device, dtype=torch.float32)
-    _weight_gradient_kernel[(triton.cdiv(summands, block_k), groups * taps_x, splits)](
+    """Return the gradient (O, C/G, k, k) of the weight for a gradient, laid out as `blocks` says, and x, both in
+    blocks."""
+    tile, width, depth, warps, stages = settings or WEIGHT_SETTINGS
+    tile = _summands(tile, x)
+    (rows, columns), (taps_x, taps_y), results = blocks.grid, blocks.taps, blocks.columns * blocks.inputs
+    seen, x_columns = 2 * blocks.columns * blocks.outputs, x.shape[-1] // blocks.outputs
+    # Taps of a program: their gradients lie among the rows that the copy has above the first one.
+    taps = 1
+    while 2 * taps <= taps_x // 2 + 1 and 2 * taps * results <= width:
+        taps *= 2
+    tile_n, tile_k = min(width, taps * results), min(depth, seen)
+    tile_b = min(tile, triton.next_power_of_2(triton.cdiv(columns, blocks.columns)))
+    tiles = (triton.cdiv(rows, tile // tile_b), triton.cdiv(columns, tile_b * blocks.columns))
+    steps, sets = len(x) * tiles[0] * tiles[1], triton.cdiv(taps_x, taps)
+    programs = blocks.groups * sets * (taps * results // tile_n) * (seen // tile_k)
+    per_split = triton.cdiv(steps, max(1, min(PROGRAMS // programs, steps)))
+    splits = triton.cdiv(steps, per_split)
+    parts = torch.empty(splits, blocks.groups * sets, taps * results, seen, device=x.device, dtype=torch.float32)
+    _weight_gradient_kernel[(seen // tile_k * (taps * results // tile_n), blocks.groups * sets, splits)](
         x,
         gradient,
         parts,
         rows,
         columns,
-        tiles,
-        tiles_per_split,
-        GROUPS=groups,
-        GROUP_INPUTS=inputs,
-        GROUP_OUTPUTS=outputs // groups,
-        TAPS_X=taps_x,
-        TAPS_Y=taps_y,
-        RESULTS=bands.results,
-        COLUMNS=bands.columns,
-        INPUTS=bands.inputs,
-        OUTPUTS=bands.outputs,
-        BLOCK_M=blocks,
-        BLOCK_K=block_k,
+        x.shape[2],
+        x.shape[3] * x.shape[4],
+        gradient.shape[2],
+        gradient.shape[3] * gradient.shape[4],
+        steps,
+        per_split,
+        *tiles,
+        SETS=sets,
+        TAPS=taps,
+        CENTRE=taps_x // 2,
+        LEFT=max(x_columns - blocks.columns, 0) // 2,
+        GROUPS=blocks.groups,
+        COLUMNS=blocks.columns,
+        INPUTS=blocks.outputs,
+        OUTPUTS=blocks.inputs,
+        BLOCK_B=tile_b,
+        BLOCK_M=tile,
+        BLOCK_N=tile_n,
+        BLOCK_K=tile_k,
         PRECISION=precision(x),
         num_warps=warps,
         num_stages=stages,
     )
-    d_bands = parts.sum(0).view(groups, taps_x, bands.columns, bands.inputs, bands.results, bands.outputs)
-    # Sum along the bands: column − y = t.
-    d_bands = d_bands.permute(0, 5, 3, 1, 2, 4).flatten(-2)  # (G, O/G, C/G, k, columns·results)
-    tap, y = torch.arange(taps_y, device=x.device)[:, None], torch.arange(bands.results, device=x.device)
-    d_weight = d_bands[..., (tap + y) * bands.results + y].sum(-1)  # (G, O/G, C/G, k, k)
-    return d_weight[:, : outputs // groups, :inputs].flatten(0, 1).to(weight.dtype)
+    # dw[o, i, t, t'] = Σ_y dT[t][(y, o), (first + y + t', i)]: along a band y and the column grow together.
+    first = min(x_columns, blocks.columns) // 2 - taps_y // 2
+    parts = parts.view(splits, blocks.groups, sets * taps, blocks.columns, blocks.inputs, -1, blocks.outputs)
+    part, group, tap, y, o, column, i = parts.stride()
+    bands = parts.as_strided(
+        (splits, blocks.groups, taps_x, blocks.columns, blocks.group_inputs, taps_y, blocks.group_outputs),
+        (part, group, tap, y + column, o, column, i),
+        first * column,
+    )
+    d_weight = bands.sum((0, 3)).permute(0, 2, 4, 1, 3)  # (G, O/G, C/G, k, k)
+    return d_weight.to(weight.dtype).reshape(weight.shape)
 
 
-def _sizes(weight: Tensor, groups: int) -> _Bands:
-    outputs = triton.next_power_of_2(len(weight) // groups)
-    inputs = triton.next_power_of_2(weight.shape[1])
-    results = max(RESULTS, SHORTEST // outputs)
-    columns = max(triton.next_power_of_2(results + weight.shape[3] - 1), SHORTEST // inputs)
-    return _Bands(results, columns, inputs, outputs)
+def _summands(count: int, x: Tensor) -> int:
+    """Return the summands of a tile that take the memory of `count` in half precision."""
+    return max(SHORTEST, 2 * count // x.element_size())
 
 
-def _band_matrices(weight: Tensor, groups: int, bands: _Bands) -> Tensor:
-    """Return T (G, k, columns·inputs, results·outputs) of weight (O, C/G, k, k)."""
-    grouped = weight.unflatten(0, (groups, -1))  # (G, O/G, C/G, k, k)
-    # One tap more, a zero, for all that is off the bands.
-    missing = (0, 1, 0, 0, 0, bands.inputs - grouped.shape[2], 0, bands.outputs - grouped.shape[1])
-    taps = weight.shape[3]
-    tap = torch.arange(bands.columns, device=weight.device)[:, None] - torch.arange(bands.results, device=weight.device)
-    table = F.pad(grouped, missing)[..., torch.where((tap >= 0) & (tap < taps), tap, taps)]
-    return table.permute(0, 3, 4, 2, 5, 1).reshape(groups, weight.shape[2], -1, bands.results * bands.outputs)
+def _copied(x: Tensor, blocks: Blocks, *, bend: bool, sums: bool) -> tuple[Tensor, Tensor]:
+    """Return x in blocks, and its sums over pieces of rows (B, X, pieces, C), which are written only if asked for."""
+    rows, across, numbers = blocks.shape
+    groups = triton.next_power_of_2(blocks.groups)
+    points = max(SHORTEST, COPIED // (groups * blocks.inputs))
+    pieces = triton.cdiv(across * blocks.columns, points)
+    out = x.new_empty(len(x), blocks.groups, rows, across, numbers)
+    part = x.new_empty(len(x), blocks.grid[0], pieces, x.shape[-1], dtype=torch.float32) if sums else out
+    _copy_kernel[(pieces, rows, len(x))](
+        x,
+        out,
+        part,
+        *blocks.grid,
+        -(blocks.taps[0] // 2) % blocks.grid[0],
+        -(blocks.columns // 2) % blocks.grid[1],
+        across,
+        BEND=bend,
+        HAS_SUMS=sums,
+        GROUPS=blocks.groups,
+        GROUP_INPUTS=blocks.group_inputs,
+        COLUMNS=blocks.columns,
+        INPUTS=blocks.inputs,
+        BLOCK_G=groups,
+        BLOCK_P=points,
+        num_warps=4,
+    )
+    return out, part
+
+
+def _band_matrices(x: Tensor, weight: Tensor, blocks: Blocks, transposed: bool) -> Tensor:
+    """Return [T[t, 0] | T[t, 1]] for each row of inputs that q rows of results see, (G, k + q − 1, r·inputs, N).
+
+    N = q·r·outputs·2: the two matrices alternate, so that a thread holds what belongs together.
+    """
+    steps, results = blocks.taps[0] + blocks.rows - 1, 2 * blocks.rows * blocks.columns * blocks.outputs
+    table = x.new_empty(blocks.groups, steps, blocks.columns * blocks.inputs, results)
+    tile = min(4096, table[0, 0].numel())
+    _table_kernel[(triton.cdiv(table[0, 0].numel(), tile), steps, blocks.groups)](
+        weight.contiguous(),
+        table,
+        GROUP_INPUTS=blocks.group_inputs,
+        GROUP_OUTPUTS=blocks.group_outputs,
+        TRANSPOSED=transposed,
+        TAPS_X=blocks.taps[0],
+        TAPS_Y=blocks.taps[1],
+        COLUMNS=blocks.columns,
+        ROWS=blocks.rows,
+        INPUTS=blocks.inputs,
+        OUTPUTS=blocks.outputs,
+        BLOCK=tile,
+        num_warps=4,
+    )
+    return table
+
+
+@triton.jit
+def _copy_kernel(
+    x: tl.tensor,  # (B, rows, columns, C)
+    out: tl.tensor,  # (B, G, padded rows, across, COLUMNS·INPUTS)
+    sums: tl.tensor,  # (B, rows, pieces, C), float32
+    rows: tl.tensor,
+    columns: tl.tensor,
+    first_row: tl.tensor,  # of x, that the first one of out holds
+    first_column: tl.tensor,
+    across: tl.tensor,
+    BEND: tl.constexpr,
+    HAS_SUMS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP_INPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+) -> None:
+    row, padded_rows = tl.program_id(1), tl.num_programs(1)
+    sample = tl.program_id(2).to(tl.int64)
+    place = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    c = tl.arange(0, BLOCK_G * INPUTS)
+    if GROUP_INPUTS == INPUTS:
+        channel, known = c, c < GROUPS * INPUTS
+    else:
+        channel, known = c // INPUTS * GROUP_INPUTS + c % INPUTS, (c // INPUTS < GROUPS) & (c % INPUTS < GROUP_INPUTS)
+    point = (sample * rows + (row + first_row) % rows) * columns + (place + first_column) % columns
+    values = tl.load(
+        x + point[:, None] * (GROUPS * GROUP_INPUTS) + channel[None, :],
+        mask=(place < across * COLUMNS)[:, None] & known[None, :],
+        other=0.0,
+    )
+    if BEND:
+        values = gelu(values.to(tl.float32)).to(values.dtype)
+    # The first rows and columns of the copy hold all of x once.
+    if HAS_SUMS and row < rows:
+        once = tl.sum(tl.where((place < columns)[:, None], values.to(tl.float32), 0.0), 0)
+        part = (sample * rows + row) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(sums + part * (GROUPS * GROUP_INPUTS) + channel, once, mask=known)
+    # Group by group, so that a program writes long pieces.
+    pieces = values.reshape(BLOCK_P, BLOCK_G, INPUTS).permute(1, 0, 2).reshape(BLOCK_G, BLOCK_P * INPUTS)
+    group = tl.arange(0, BLOCK_G)
+    number = tl.program_id(0) * (BLOCK_P * INPUTS) + tl.arange(0, BLOCK_P * INPUTS)
+    line = (sample * GROUPS + group) * padded_rows + row
+    inside = (group < GROUPS)[:, None] & (number < across * (COLUMNS * INPUTS))[None, :]
+    tl.store(out + line[:, None] * (across * (COLUMNS * INPUTS)) + number[None, :], pieces, mask=inside)
+
+
+@triton.jit
+def _table_kernel(
+    weight: tl.tensor,  # (O, C/G, TAPS_X, TAPS_Y)
+    table: tl.tensor,  # (G, steps, COLUMNS·INPUTS, ROWS·COLUMNS·OUTPUTS·2)
+    GROUP_INPUTS: tl.constexpr,
+    GROUP_OUTPUTS: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    TAPS_X: tl.constexpr,
+    TAPS_Y: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    step, group = tl.program_id(1), tl.program_id(2)
+    results: tl.constexpr = ROWS * COLUMNS * OUTPUTS * 2
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    k, n = place // results, place % results
+    side, o, y, row = n % 2, n // 2 % OUTPUTS, n // (2 * OUTPUTS) % COLUMNS, n // (2 * OUTPUTS * COLUMNS)
+    i = k % INPUTS
+    tap_x, tap_y = step - row, side * COLUMNS + k // INPUTS - y - (COLUMNS // 2 - TAPS_Y // 2)
+    known = (tap_x >= 0) & (tap_x < TAPS_X) & (tap_y >= 0) & (tap_y < TAPS_Y) & (i < GROUP_INPUTS) & (o < GROUP_OUTPUTS)
+    tap = tap_x * TAPS_Y + tap_y
+    if TRANSPOSED:
+        channel = (group * GROUP_INPUTS + i) * GROUP_OUTPUTS + o
+        tap = TAPS_X * TAPS_Y - 1 - tap
+    else:
+        channel = (group * GROUP_OUTPUTS + o) * GROUP_INPUTS + i
+    values = tl.load(weight + channel * (TAPS_X * TAPS_Y) + tap, mask=known, other=0.0)
+    matrix = (group * tl.num_programs(1) + step).to(tl.int64) * (COLUMNS * INPUTS * results)
+    tl.store(table + matrix + place, values.to(table.dtype.element_ty), mask=k < COLUMNS * INPUTS)
 
 
 @triton.jit
 def _conv_kernel(
-    x: tl.tensor,  # (B, rows, columns, C)
-    table: tl.tensor,  # (G, TAPS_X, COLUMNS·INPUTS, RESULTS·OUTPUTS)
+    x: tl.tensor,  # (B, G, padded rows, across, DEPTH)
+    table: tl.tensor,  # (G, steps, DEPTH, ROWS·COLUMNS·OUTPUTS·2)
     bias: tl.tensor,  # (O,)
+    bent: tl.tensor,  # (B, rows, columns, O)
     out: tl.tensor,  # (B, rows, columns, O)
     rows: tl.tensor,
     columns: tl.tensor,
+    padded_rows: tl.tensor,
+    across: tl.tensor,  # blocks of a padded row
+    places: tl.tensor,  # blocks of all sets of ROWS rows
+    steps: tl.tensor,
     GROUPS: tl.constexpr,
-    GROUP_INPUTS: tl.constexpr,
     GROUP_OUTPUTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    TAPS_X: tl.constexpr,
-    TAPS_Y: tl.constexpr,
-    RESULTS: tl.constexpr,
+    HAS_SLOPE: tl.constexpr,
     COLUMNS: tl.constexpr,
-    INPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    group = tl.program_id(1)
+    results: tl.constexpr = ROWS * COLUMNS * OUTPUTS * 2
+    chunks: tl.constexpr = DEPTH // BLOCK_K
+    group, part = tl.program_id(0) // (results // BLOCK_N), tl.program_id(0) % (results // BLOCK_N)
     sample = tl.program_id(2).to(tl.int64)
-    across = tl.cdiv(columns, RESULTS)
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    row, left = m // across, m % across * RESULTS
-    n = tl.arange(0, RESULTS * OUTPUTS)
-    acc = tl.zeros((BLOCK_M, RESULTS * OUTPUTS), tl.float32)
-    field = x + sample * rows * columns * (GROUPS * GROUP_INPUTS) + group * GROUP_INPUTS
-    matrices = table + group.to(tl.int64) * (TAPS_X * COLUMNS * INPUTS * RESULTS * OUTPUTS)
-    steps: tl.constexpr = COLUMNS * INPUTS // BLOCK_K
-    for step in range(TAPS_X * steps):
-        k = step % steps * BLOCK_K + tl.arange(0, BLOCK_K)
-        a = _window(
-            field,
-            tl.where(row < rows, row + (step // steps - TAPS_X // 2), 2 * rows),
-            left - TAPS_Y // 2,
-            k,
-            rows,
-            columns,
-            GROUPS * GROUP_INPUTS,
-            GROUP_INPUTS,
-            TAPS_Y,
-            INPUTS,
-            RESULTS,
-        )
-        summand = step // steps * (COLUMNS * INPUTS) + k
-        b = tl.load(matrices + summand[:, None] * (RESULTS * OUTPUTS) + n[None, :])
-        acc = product(a, b, acc, PRECISION)
-    channel = n % OUTPUTS
-    y = left[:, None] + (n // OUTPUTS)[None, :]
-    known = (row[:, None] < rows) & (y < columns) & (channel[None, :] < GROUP_OUTPUTS)
+    # The last block of a tile only completes the one before it.
+    index = tl.arange(0, BLOCK_M)
+    m = tl.program_id(1) * (BLOCK_M - 1) + index
+    row, b = m // across * ROWS, m % across
+    first = tl.minimum(m, places - 1)
+    first = first // across * (ROWS * across) + first % across
+    k, n = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_N)
+    field = x + (sample * GROUPS + group) * padded_rows * across * DEPTH
+    a_place = field + first[:, None].to(tl.int64) * DEPTH + k[None, :]
+    b_place = table + group.to(tl.int64) * (steps * (DEPTH * results)) + part * BLOCK_N
+    b_place += k[:, None] * results + n[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(steps * chunks):
+        a = tl.load(a_place + (step // chunks * across * DEPTH + step % chunks * BLOCK_K))
+        acc = product(a, tl.load(b_place + step * (BLOCK_K * results)), acc, PRECISION)
+    own, following = acc.reshape(BLOCK_M, BLOCK_N // 2, 2).split()
+    following_index = tl.minimum(index + 1, BLOCK_M - 1)
+    y = own + tl.gather(following, tl.broadcast_to(following_index[:, None], (BLOCK_M, BLOCK_N // 2)), 0)
+    n = part * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+    channel, column, set_row = n % OUTPUTS, n // OUTPUTS % COLUMNS, n // (OUTPUTS * COLUMNS)
     if HAS_BIAS:
-        acc += tl.load(bias + group * GROUP_OUTPUTS + channel, mask=channel < GROUP_OUTPUTS, other=0.0).to(tl.float32)[
-            None, :
-        ]
-    place = (
-        ((sample * rows + row[:, None]) * columns + y) * (GROUPS * GROUP_OUTPUTS)
-        + group * GROUP_OUTPUTS
-        + channel[None, :]
-    )
-    tl.store(out + place, acc.to(out.dtype.element_ty), mask=known)
+        y += tl.load(bias + group * GROUP_OUTPUTS + channel, mask=channel < GROUP_OUTPUTS, other=0.0).to(tl.float32)
+    known = (m < places) & (index < BLOCK_M - 1)
+    known = known[:, None] & (b[:, None] * COLUMNS + column[None, :] < columns) & (channel < GROUP_OUTPUTS)[None, :]
+    known &= row[:, None] + set_row[None, :] < rows
+    outputs: tl.constexpr = GROUPS * GROUP_OUTPUTS
+    corner = ((sample * rows + row) * columns + b * COLUMNS) * outputs + group * GROUP_OUTPUTS
+    within = (set_row * columns + column) * outputs + channel
+    place = corner[:, None] + within[None, :]
+    if HAS_SLOPE:
+        _, slope = bent_and_slope(tl.load(bent + place, mask=known, other=0.0).to(tl.float32))
+        y *= slope
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=known)
 
 
 @triton.jit
 def _weight_gradient_kernel(
-    x: tl.tensor,  # (B, rows, columns, C)
-    gradient: tl.tensor,  # (B, rows, columns, O)
-    parts: tl.tensor,  # (splits, G, TAPS_X, COLUMNS·INPUTS, RESULTS·OUTPUTS), float32
+    x: tl.tensor,  # (B, G, x_rows, x_width)
+    gradient: tl.tensor,  # (B, G, g_rows, g_width)
+    parts: tl.tensor,  # (splits, G·SETS, TAPS·COLUMNS·OUTPUTS, 2·COLUMNS·INPUTS), float32
     rows: tl.tensor,
     columns: tl.tensor,
-    tiles: tl.tensor,  # blocks of results in the batch
-    tiles_per_split: tl.tensor,
+    x_rows: tl.tensor,
+    x_width: tl.tensor,
+    g_rows: tl.tensor,
+    g_width: tl.tensor,
+    steps: tl.tensor,  # tiles of the batch
+    steps_per_split: tl.tensor,
+    tiles_down: tl.tensor,  # tiles of a sample
+    tiles_across: tl.tensor,
+    SETS: tl.constexpr,
+    TAPS: tl.constexpr,
+    CENTRE: tl.constexpr,
+    LEFT: tl.constexpr,  # columns of x left of the first window
     GROUPS: tl.constexpr,
-    GROUP_INPUTS: tl.constexpr,
-    GROUP_OUTPUTS: tl.constexpr,
-    TAPS_X: tl.constexpr,
-    TAPS_Y: tl.constexpr,
-    RESULTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    matrix = tl.program_id(1)
-    group, tap = matrix // TAPS_X, matrix % TAPS_X
-    split = tl.program_id(2)
-    across = tl.cdiv(columns, RESULTS)
-    n = tl.arange(0, RESULTS * OUTPUTS)
-    channel = n % OUTPUTS
-    last = tl.minimum((split + 1) * tiles_per_split, tiles)
-    acc = tl.zeros((BLOCK_K, RESULTS * OUTPUTS), tl.float32)
-    for first in range(split * tiles_per_split, last, BLOCK_M):
-        m = first + tl.arange(0, BLOCK_M)
-        sample = (m // (rows * across)).to(tl.int64)
-        row, left = m // across % rows, m % across * RESULTS
-        a = _window(
-            x + (sample * rows * columns * (GROUPS * GROUP_INPUTS) + group * GROUP_INPUTS)[:, None],
-            tl.where(m < last, row + (tap - TAPS_X // 2), 2 * rows),
-            left - TAPS_Y // 2,
-            k,
-            rows,
-            columns,
-            GROUPS * GROUP_INPUTS,
-            GROUP_INPUTS,
-            TAPS_Y,
-            INPUTS,
-            RESULTS,
+    results: tl.constexpr = COLUMNS * OUTPUTS
+    seen: tl.constexpr = 2 * COLUMNS * INPUTS
+    k = tl.program_id(0) % (seen // BLOCK_K) * BLOCK_K + tl.arange(0, BLOCK_K)
+    n = tl.program_id(0) // (seen // BLOCK_K) * BLOCK_N + tl.arange(0, BLOCK_N)
+    matrix, split = tl.program_id(1), tl.program_id(2)
+    group, tap = matrix // SETS, matrix % SETS * TAPS
+    m = tl.arange(0, BLOCK_M)
+    row, b = m // BLOCK_B, m % BLOCK_B
+    # Tap `tap + j` takes x from row + tap and the gradient from row − j, which may lie above the first one.
+    x_place = (row[:, None] + tap) * x_width
+    g_place = (row[:, None] - n[None, :] // results + CENTRE) * g_width
+    x_number = b[:, None] * (COLUMNS * INPUTS) + k[None, :] + LEFT * INPUTS
+    g_number = b[:, None] * results + n[None, :] % results
+    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for step in range(split * steps_per_split, tl.minimum((split + 1) * steps_per_split, steps)):
+        sample = (step // (tiles_down * tiles_across)).to(tl.int64)
+        top = step // tiles_across % tiles_down * (BLOCK_M // BLOCK_B)
+        left = step % tiles_across * (BLOCK_B * COLUMNS)
+        inside = (row < rows - top)[:, None]
+        start = ((sample * GROUPS + group) * x_rows + top) * x_width + left * INPUTS
+        a = tl.load(x + start + x_place + x_number, mask=inside & (x_number < x_width - left * INPUTS), other=0.0)
+        start = ((sample * GROUPS + group) * g_rows + top) * g_width + (left + COLUMNS // 2) * OUTPUTS
+        g = tl.load(
+            gradient + start + g_place + g_number, mask=inside & (g_number < (columns - left) * OUTPUTS), other=0.0
         )
-        y = left[:, None] + (n // OUTPUTS)[None, :]
-        known = (m[:, None] < last) & (y < columns) & (channel[None, :] < GROUP_OUTPUTS)
-        place = (
-            ((sample * rows + row)[:, None] * columns + y) * (GROUPS * GROUP_OUTPUTS)
-            + group * GROUP_OUTPUTS
-            + channel[None, :]
-        )
-        g = tl.load(gradient + place, mask=known, other=0.0)
-        acc = product(tl.trans(a), g, acc, PRECISION)
-    summands: tl.constexpr = COLUMNS * INPUTS
-    place = (split.to(tl.int64) * tl.num_programs(1) + matrix) * summands + k[:, None]
-    tl.store(parts + place * (RESULTS * OUTPUTS) + n[None, :], acc, mask=k[:, None] < summands)
-
-
-@triton.jit
-def _window(
-    field: tl.tensor,
-    row: tl.tensor,  # (M,), the input row, at most half a kernel outside; from 2·rows on: none
-    left: tl.tensor,  # (M,), the first input column, likewise
-    k: tl.tensor,  # (K,), column and channel
-    rows: tl.tensor,
-    columns: tl.tensor,
-    CHANNELS: tl.constexpr,
-    GROUP_INPUTS: tl.constexpr,
-    TAPS_Y: tl.constexpr,
-    INPUTS: tl.constexpr,
-    RESULTS: tl.constexpr,
-) -> tl.tensor:
-    """Return the inputs (M, K) that blocks of results see, wrapped around."""
-    column, channel = k // INPUTS, k % INPUTS
-    y = left[:, None] + column[None, :]
-    # Columns that only results outside the field would see may lie more than one turn away.
-    seen = (column < RESULTS + TAPS_Y - 1) & (channel < GROUP_INPUTS)
-    known = seen[None, :] & (y < columns + TAPS_Y // 2) & (row[:, None] < rows + rows)
-    row = tl.where(row < 0, row + rows, tl.where(row < rows, row, row - rows))
-    y = tl.where(y < 0, y + columns, tl.where(y < columns, y, y - columns))
-    place = (row[:, None].to(tl.int64) * columns + y) * CHANNELS + channel[None, :]
-    return tl.load(field + place, mask=known, other=0.0)
+        acc = product(tl.trans(g), a, acc, PRECISION)
+    place = (split.to(tl.int64) * tl.num_programs(1) + matrix) * (TAPS * results) + n[:, None]
+    tl.store(parts + place * seen + k[None, :], acc)

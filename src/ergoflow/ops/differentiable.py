@@ -25,7 +25,10 @@ class Differentiable:
 
     `forward(tensors, numbers, impl)` returns the results, as many as `results(number of tensors)` says, and after them
     the tensors that the gradient needs; `backward(gradients of the results, tensors, kept tensors, numbers, impl)`
-    returns one gradient per tensor. `shapes` returns what `forward` does, uninitialised, for a compiler.
+    returns one gradient per tensor. `shapes` returns what `forward` does, uninitialised, for a compiler. The first
+    `reused` results are kept too, before the others: where the caller holds them anyway this costs no memory. Of the
+    tensors whose indices `spared(numbers)` returns, the eager gradient is given shape, strides and dtype alone, on the
+    meta device: nobody holds their values for it.
     """
 
     name: str
@@ -33,6 +36,8 @@ class Differentiable:
     forward: Callable[[Tensors, Numbers, str], list[Tensor]]
     backward: Callable[[Tensors, Tensors, Tensors, Numbers, str], list[Tensor]]
     shapes: Callable[[Tensors, Numbers, str], list[Tensor]]
+    reused: int = 0
+    spared: Callable[[Numbers], tuple[int, ...]] = lambda numbers: ()
     opaque: Callable[[list[Tensor], list[int], str], list[Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +76,9 @@ class _Eager(torch.autograd.Function):
         # Torch would fill a gradient of zeros for every kept tensor, the largest ones of all.
         ctx.set_materialize_grads(False)
         ctx.like = [(result.shape, result.dtype, result.device) for result in output[:results]]
-        ctx.save_for_backward(*tensors, *kept)
+        for index in ctx.operator.spared(ctx.numbers):
+            tensors[index] = torch.empty_like(tensors[index], device="meta")
+        ctx.save_for_backward(*tensors, *output[: ctx.operator.reused], *kept)
 
     @staticmethod
     @once_differentiable
@@ -105,7 +112,7 @@ def _register(operator: Differentiable) -> Callable[[list[Tensor], list[int], st
     def keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         tensors, ctx.numbers, ctx.impl = inputs
         ctx.count = len(tensors)
-        ctx.save_for_backward(*tensors, *output[operator.results(ctx.count) :])
+        ctx.save_for_backward(*tensors, *output[: operator.reused], *output[operator.results(ctx.count) :])
 
     def differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
         saved = list(ctx.saved_tensors)

@@ -13,7 +13,7 @@ below float32. The end of the block before, its last linear map W of an activati
 
     p = x + GELU(a) Wᵀ + code:
 
-one pass instead of four. The gradient adds p up again from x and a; a second pass makes d_a and d_W of d_p.
+one pass instead of four. The gradient takes p from the results; a second pass makes d_a and d_W of d_p.
 """
 
 from __future__ import annotations
@@ -90,45 +90,23 @@ def mix_add_layer_norm(
 
 def _forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
     """Return y, and μ and r (B, G) in float32."""
-    from ergoflow.ops.norm_triton import channel_sums, scaled_sum
+    from ergoflow.ops.norm_triton import group_norm as launch
 
     (x, weight, bias), (groups,) = tensors, numbers
     last = x.movedim(1, -1).contiguous().flatten(1, -2)  # (B, N, C)
-    # About the first point, so that a mean far from zero costs no digits.
-    shift = last[:, 0].float()  # (B, C)
-    first, second = channel_sums(last, last, shift, centred=True)
-    points, width = last.shape[1], last.shape[2] // groups
-    mean_of_channel = (shift + first / points).unflatten(1, (groups, width))  # (B, G, C/G)
-    squares = (second - first.square() / points).unflatten(1, (groups, width))
-    mean = mean_of_channel.mean(2)  # (B, G)
-    variance = squares.mean(2) / points + (mean_of_channel - mean[..., None]).square().mean(2)
-    rate = (variance + EPS).rsqrt()
-    slope = rate.repeat_interleave(width, 1) * weight.float()  # (B, C)
-    offset = bias.float() - slope * mean.repeat_interleave(width, 1)
-    y = scaled_sum(last, None, slope, None, offset)
+    y, mean, rate = launch(last, groups, weight.contiguous(), bias.contiguous(), EPS)
     return [y.unflatten(1, x.shape[2:]).movedim(-1, 1), mean, rate]
 
 
 def _backward(gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
-    from ergoflow.ops.norm_triton import channel_sums, scaled_sum
+    from ergoflow.ops.norm_triton import group_norm_gradient
 
-    (x, weight, bias), (mean, rate), (groups,) = tensors, kept, numbers
+    x, weight, bias = tensors
     last = x.movedim(1, -1).contiguous().flatten(1, -2)  # (B, N, C)
     g = gradients[0].movedim(1, -1).contiguous().flatten(1, -2)
-    width = last.shape[2] // groups
-    count = last.shape[1] * width
-    mean, rate = mean.repeat_interleave(width, 1), rate.repeat_interleave(width, 1)  # (B, C)
-    total, product = channel_sums(g, last, mean, centred=False)  # Σ g and Σ g(x − μ), (B, C)
-
-    def group_mean(values: Tensor) -> Tensor:
-        sums = (values * weight.float()).unflatten(1, (groups, width)).sum(2)
-        return sums.repeat_interleave(width, 1) / count  # (B, C)
-
-    # d_x = r γ g − r⟨γ g⟩ − r z⟨γ g z⟩ with z = r(x − μ).
-    towards = rate.pow(3) * group_mean(product)
-    d_x = scaled_sum(g, last, rate * weight.float(), -towards, towards * mean - rate * group_mean(total))
-    d_weight, d_bias = (rate * product).sum(0), total.sum(0)
-    return [d_x.unflatten(1, x.shape[2:]).movedim(-1, 1), d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
+    d_x, d_scale = group_norm_gradient(g, last, kept[0], kept[1], weight.contiguous())
+    d_x = d_x.unflatten(1, x.shape[2:]).movedim(-1, 1)
+    return [d_x, d_scale[0].to(weight.dtype), d_scale[1].to(bias.dtype)]
 
 
 def _shapes(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
@@ -152,13 +130,12 @@ def _add_norm_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Ten
 def _add_norm_backward(
     gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str
 ) -> list[Tensor]:
-    from ergoflow.ops.residual_triton import add_norm_gradient
+    from ergoflow.ops.residual_triton import norm_gradient
 
-    (d_total, d_normed), (x, code, weight, bias) = gradients, tensors
-    d_x, d_code, d_weight, d_bias = add_norm_gradient(
-        d_total.contiguous(), d_normed.contiguous(), x.contiguous(), code.contiguous(), weight, EPS
-    )
-    return [d_x, d_code, d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
+    (d_total, d_normed), (x, code, weight, bias) = (gradient.contiguous() for gradient in gradients), tensors
+    dtypes = (x.dtype, x.dtype, code.dtype)
+    d_x, _, d_code, d_scale = norm_gradient(d_total, d_normed, kept[0], weight.contiguous(), EPS, dtypes)
+    return [d_x, d_code, d_scale[0].to(weight.dtype), d_scale[1].to(bias.dtype)]
 
 
 def _add_norm_shapes(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
@@ -167,7 +144,9 @@ def _add_norm_shapes(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tens
     return [total, torch.empty_like(total, dtype=_norm_dtype(x, numbers))]
 
 
-_ADD_NORM = Differentiable("add_layer_norm", lambda inputs: 2, _add_norm_forward, _add_norm_backward, _add_norm_shapes)
+_ADD_NORM = Differentiable(
+    "add_layer_norm", lambda inputs: 2, _add_norm_forward, _add_norm_backward, _add_norm_shapes, reused=1
+)
 
 
 def _mix_add_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
@@ -205,16 +184,18 @@ def _mix_add_norm_forward(tensors: Tensors, numbers: Numbers, impl: str) -> list
 def _mix_add_norm_backward(
     gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str
 ) -> list[Tensor]:
-    from ergoflow.ops.residual_triton import mix_add_norm_gradient
+    from ergoflow.ops.residual_triton import mix_add_gradient, norm_gradient
 
-    x, activation, mix, code, weight, bias = (tensor.contiguous() for tensor in tensors)
+    x, activation, mix, code, weight, bias = tensors
     d_total, d_normed = (gradient.contiguous() for gradient in gradients)
-    *d_fields, d_weight, d_bias = mix_add_norm_gradient(d_total, d_normed, x, activation, mix, code, weight, EPS)
-    return [*d_fields, d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
+    dtypes = (x.dtype, mix.dtype, code.dtype)
+    d_x, rounded, d_code, d_scale = norm_gradient(d_total, d_normed, kept[0], weight.contiguous(), EPS, dtypes)
+    _, d_activation, d_mix = mix_add_gradient(rounded, activation.contiguous(), mix.contiguous(), rounded.dtype)
+    return [d_x, d_activation, d_mix, d_code, d_scale[0].to(weight.dtype), d_scale[1].to(bias.dtype)]
 
 
 _MIX_ADD_NORM = Differentiable(
-    "mix_add_layer_norm", lambda inputs: 2, _mix_add_norm_forward, _mix_add_norm_backward, _add_norm_shapes
+    "mix_add_layer_norm", lambda inputs: 2, _mix_add_norm_forward, _mix_add_norm_backward, _add_norm_shapes, reused=1
 )
 
 

@@ -8,7 +8,8 @@ place where each maximum is taken: the gradient of `largest` is a sum over S·E 
     dx[n] = Σ g[s, e] w[e],     dw[e] = Σ_s g[s, e] x[n],     n = place[s, e],
 
 a hundredth of the work of the dense products. Where several points share a maximum the first one gets the whole
-gradient (torch's `amax` shares it equally): another element of the same subdifferential.
+gradient (torch's `amax` shares it equally): another element of the same subdifferential. In half precision "triton"
+takes any one of those that differ by less than some 2⁻¹⁷ of their value, far below the rounding of its results.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
 """The Triton twin of `ergoflow.ops.pool`: projections live in registers, one tile at a time.
 
-Forward: a program takes one coordinate s of one sample and BLOCK_E rows of w, walks over the R points of that
-coordinate and keeps, for each of BLOCK_R lanes of points, the largest projection and the step at which it came; the
-lanes are compared once, after the walk. Backward: the gradient of the projections is zero but at the places of the
-maxima, so a tile of it is one comparison of places with positions; it is multiplied by w on the spot.
+Forward: a program keeps w in shared memory and walks over coordinates, whose points arrive tile by tile meanwhile.
+The rows of a tile of projections w xᵀ are rows of w, so that a thread holds many points of the same row and a maximum
+is nearly all its own work: in half precision one comparison, because each projection carries the number of its point
+in its last bits. The mean is one more product, of the same tile with ones.
 
-Every product accumulates in float32. `Settings` were the fastest of those that `ergoflow bench ops` tries on an H200.
+Backward: the gradient of the projections is zero but at the places of the maxima. For the features, a tile of it is
+one comparison of places with the points of one coordinate, and is multiplied by w, which stays in shared memory. For
+w, the features are gathered from the places, those of several coordinates at a time.
+
+Every product accumulates in float32. Shapes are constants of the compiled kernels: points are numbered by dividing by
+them, and most are powers of two.
 """
 
 from __future__ import annotations
@@ -19,50 +24,57 @@ import triton.language as tl
 from torch import Tensor
 
 from ergoflow.ops.pool import sides
-from ergoflow.ops.tiles_triton import block, precision, product
+from ergoflow.ops.tiles_triton import SHORTEST, block, precision, product
 
 
 class Settings(NamedTuple):
-    """Points per tile, rows of w per tile, warps and pipeline stages of a kernel."""
+    """Points and rows of w of a tile, warps, pipeline stages, and programs that a multiprocessor runs at a time."""
 
     points: int
     rows: int
     warps: int
     stages: int
+    resident: int = 1
 
 
-LARGEST_SETTINGS = Settings(points=64, rows=128, warps=4, stages=2)
-GRADIENT_SETTINGS = Settings(points=64, rows=64, warps=4, stages=2)
-# Rows of w per program, and (sample, coordinate) pairs per program, of the weight's gradient.
-GATHER_ROWS, GATHER_PAIRS = 16, 64
+# Two programs to a multiprocessor: one compares while the other multiplies.
+LARGEST_SETTINGS = Settings(points=64, rows=256, warps=8, stages=2, resident=2)
+GRADIENT_SETTINGS = Settings(points=64, rows=256, warps=4, stages=1, resident=2)
+# Rows of w and (sample, coordinate) pairs per program of the weight's gradient, and pairs in flight.
+GATHER_ROWS, GATHER_PAIRS, GATHER_FLIGHT = 8, 64, 16
+# Multiprocessors of an H200.
+PROCESSORS = 132
+# Numbers of w that a program keeps in shared memory (256 rows of 128), and where exact products fill the registers.
+KEPT, KEPT_EXACT = 2**15, 2**12
 
 
 def launch_largest(x: Tensor, weight: Tensor, settings: Settings | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean (B, S, D), largest and place (B, S, E) for x (B, P, S, Q, D), contiguous, and weight (E, D)."""
-    points, rows, warps, stages = settings or LARGEST_SETTINGS
+    settings = settings or LARGEST_SETTINGS
     batch, before, size, after, dim = x.shape
     mean = x.new_empty(batch, size, dim)
     largest = x.new_empty(batch, size, len(weight))
     place = torch.empty(batch, size, len(weight), device=x.device, dtype=torch.int32)
-    block_r = block(before * after, points)
-    block_e = block(len(weight), rows)
-    _largest_kernel[(triton.cdiv(len(weight), block_e), size, batch)](
+    block_e = _kept_rows(weight, settings.rows)
+    blocks = triton.cdiv(len(weight), block_e)
+    _largest_kernel[(blocks, _walkers(batch * size, settings, blocks))](
         x,
         weight.contiguous(),
         mean,
         largest,
         place,
-        before * after,
-        size,
-        after,
-        dim,
-        len(weight),
-        BLOCK_R=block_r,
+        batch * size,
+        count=before * after,
+        size=size,
+        after=after,
+        dim=dim,
+        rows=len(weight),
+        BLOCK_R=block(before * after, settings.points),
         BLOCK_E=block_e,
         BLOCK_D=block(dim),
         PRECISION=precision(x),
-        num_warps=warps,
-        num_stages=stages,
+        STAGES=settings.stages,
+        num_warps=settings.warps,
     )
     return mean, largest, place
 
@@ -77,53 +89,74 @@ def launch_gradient(
     settings: Settings | None = None,
 ) -> list[Tensor]:
     """Return the gradients of x (B, *grid, D) and of each weight (E, D)."""
-    points, rows, warps, stages = settings or GRADIENT_SETTINGS
-    grid, dim = x.shape[1:-1], x.shape[-1]
+    settings = settings or GRADIENT_SETTINGS
     d_x = torch.empty_like(x)
     d_weights = []
     for i, (axis, weight, place) in enumerate(zip(axes, weights, places, strict=True)):
-        _, size, after = sides(grid, axis)
         d_rows = d_largest[i].contiguous()
-        block_n = block(grid.numel(), points)
-        _features_gradient_kernel[(triton.cdiv(grid.numel(), block_n), len(x))](
-            d_x,
-            weight.contiguous(),
-            place,
-            d_rows,
-            d_means[i].contiguous(),
-            grid.numel(),
-            size,
-            after,
-            dim,
-            len(weight),
-            size / grid.numel(),
-            FIRST=i == 0,
-            BLOCK_N=block_n,
-            BLOCK_E=block(len(weight), rows),
-            BLOCK_D=block(dim),
-            PRECISION=precision(x),
-            num_warps=warps,
-            num_stages=stages,
-        )
-        d_weights.append(_weight_gradient(x, weight, place, d_rows, grid.numel()))
+        add_features_gradient(d_x, axis, weight, place, d_rows, d_means[i], settings, first=i == 0)
+        d_weights.append(weight_gradient(x, weight, place, d_rows))
     return [d_x, *d_weights]
 
 
-def _weight_gradient(x: Tensor, weight: Tensor, place: Tensor, d_rows: Tensor, points: int) -> Tensor:
-    pairs, size = place.shape[0] * place.shape[1], place.shape[1]
-    chunks = triton.cdiv(pairs, GATHER_PAIRS)
+def add_features_gradient(
+    d_x: Tensor,
+    axis: int,
+    weight: Tensor,
+    place: Tensor,
+    d_rows: Tensor,
+    d_mean: Tensor,
+    settings: Settings,
+    *,
+    first: bool,
+) -> None:
+    """Add to d_x (B, *grid, D) what mean and largest of an axis give to it, or write it there if this is the first."""
+    before, size, after = sides(d_x.shape[1:-1], axis)
+    count, dim, block_e = before * after, d_x.shape[-1], _kept_rows(weight, settings.rows)
+    pairs = d_x.shape[0] * size
+    for start in range(0, len(weight), block_e):
+        _features_gradient_kernel[(_walkers(pairs, settings),)](
+            d_x,
+            weight[start:].contiguous(),
+            place[..., start:],
+            d_rows[..., start:],
+            d_mean.contiguous(),
+            pairs,
+            # The first block of rows brings the mean along.
+            1 / count if start == 0 else 0.0,
+            count=count,
+            size=size,
+            after=after,
+            dim=dim,
+            stride=len(weight),
+            rows=min(len(weight) - start, block_e),
+            FIRST=first and start == 0,
+            BLOCK_R=block(count, settings.points),
+            BLOCK_E=block_e,
+            BLOCK_D=block(dim),
+            PRECISION=precision(d_x),
+            STAGES=settings.stages,
+            num_warps=settings.warps,
+        )
+
+
+def weight_gradient(x: Tensor, weight: Tensor, place: Tensor, d_rows: Tensor) -> Tensor:
+    """Return dw (E, D) of x (B, *grid, D), place and d_rows (B, S, E), contiguous."""
+    batch, size, rows = place.shape
+    chunks = triton.cdiv(batch * size, GATHER_PAIRS)
     parts = torch.empty(chunks, *weight.shape, device=x.device, dtype=torch.float32)
-    _weight_gradient_kernel[(triton.cdiv(len(weight), GATHER_ROWS), chunks)](
+    _weight_gradient_kernel[(triton.cdiv(rows, GATHER_ROWS), chunks)](
         x,
         place,
         d_rows,
         parts,
-        pairs,
-        size,
-        points,
-        x.shape[-1],
-        len(weight),
+        batch * size,
+        points=x.shape[1:-1].numel(),
+        size=size,
+        dim=x.shape[-1],
+        rows=rows,
         PAIRS=GATHER_PAIRS,
+        FLIGHT=GATHER_FLIGHT,
         BLOCK_E=GATHER_ROWS,
         BLOCK_D=block(x.shape[-1]),
         num_warps=4,
@@ -131,104 +164,159 @@ def _weight_gradient(x: Tensor, weight: Tensor, place: Tensor, d_rows: Tensor, p
     return parts.sum(0).to(weight.dtype)
 
 
+def _kept_rows(weight: Tensor, most: int) -> int:
+    """Return how many rows of w a program keeps."""
+    numbers = KEPT_EXACT if weight.dtype == torch.float32 else KEPT
+    return block(len(weight), max(SHORTEST, min(most, numbers // block(weight.shape[1]))))
+
+
+def _walkers(pairs: int, settings: Settings, blocks: int = 1) -> int:
+    """Return how many programs share the (sample, coordinate) pairs, for each of the blocks of rows of w."""
+    return min(pairs, triton.cdiv(PROCESSORS * settings.resident, blocks))
+
+
+# Stands for projections of points beyond the last one: the lowest number whose last bits are free.
+LOWEST = tl.constexpr(-3.0e38)
+
+
 @triton.jit
 def _largest_kernel(
     x: tl.tensor,  # (B, P, size, after, dim)
     weight: tl.tensor,  # (rows, dim)
-    mean: tl.tensor,  # (B, size, dim)
-    largest: tl.tensor,  # (B, size, rows)
-    place: tl.tensor,  # (B, size, rows), int32
-    count: tl.tensor,  # P·after points per coordinate
-    size: tl.tensor,
-    after: tl.tensor,
-    dim: tl.tensor,
-    rows: tl.tensor,
+    mean: tl.tensor,  # (B·size, dim)
+    largest: tl.tensor,  # (B·size, rows)
+    place: tl.tensor,  # (B·size, rows), int32
+    pairs: tl.tensor,  # B·size
+    count: tl.constexpr,  # P·after points per coordinate
+    size: tl.constexpr,
+    after: tl.constexpr,
+    dim: tl.constexpr,
+    rows: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
-    s = tl.program_id(1)
-    sample = tl.program_id(2).to(tl.int64)
+    first, walkers = tl.program_id(1), tl.num_programs(1)
     e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     d = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_R)
     w = tl.load(
-        weight + e[None, :].to(tl.int64) * dim + d[:, None], mask=(d[:, None] < dim) & (e[None, :] < rows), other=0.0
-    )  # (D, E)
-    features = x + sample * count * size * dim
-    best = tl.full((BLOCK_R, BLOCK_E), float("-inf"), tl.float32)
-    step = tl.zeros((BLOCK_R, BLOCK_E), tl.int32)
-    total = tl.zeros((BLOCK_D,), tl.float32)
-    for start in range(0, count, BLOCK_R):
-        r = start + lane
-        point = (r // after * size + s) * after + r % after  # flat index within the sample
+        weight + e[:, None].to(tl.int64) * dim + d[None, :], mask=(e[:, None] < rows) & (d[None, :] < dim), other=0.0
+    )
+    # As few columns as a product may have.
+    ones = tl.full((BLOCK_R, 16), 1.0, x.dtype.element_ty)
+    steps: tl.constexpr = (count + BLOCK_R - 1) // BLOCK_R
+    best = tl.zeros((BLOCK_E,), tl.float32)
+    best_r = tl.zeros((BLOCK_E,), tl.int32)
+    total = tl.zeros((BLOCK_D, 16), tl.float32)  # the sum of the features, in each of the columns
+    for i in tl.range(0, tl.cdiv(pairs - first, walkers) * steps, num_stages=STAGES):
+        pair, step = first + i // steps * walkers, i % steps
+        r = step * BLOCK_R + lane
         tile = tl.load(
-            features + point[:, None].to(tl.int64) * dim + d[None, :],
+            x + _rows_of(pair, r, count, size, after)[:, None] * dim + d[None, :],
             mask=(r[:, None] < count) & (d[None, :] < dim),
             other=0.0,
         )
-        total += tl.sum(tile.to(tl.float32), axis=0)
-        projected = product(tile, w, tl.zeros((BLOCK_R, BLOCK_E), tl.float32), PRECISION)
-        projected = tl.where(r[:, None] < count, projected, float("-inf"))
-        # Strictly larger: the first of equals keeps the place. A number that is none wins, and is seen.
-        better = (projected > best) | (projected != projected)
-        best = tl.where(better, projected, best)
-        step = tl.where(better, start, step)
-    r = step + lane[:, None]  # (R, E): which of the points of s each lane's best was
-    top = tl.max(best, axis=0)  # (E,)
-    # Of the lanes that share the largest value the first point wins; `count` stands for none.
-    first = tl.min(tl.where(best == top[None, :], r, count), axis=0)
-    first = tl.minimum(first, count - 1)
-    at = (first // after * size + s) * after + first % after
-    out = (sample * size + s) * rows + e
-    tl.store(largest + out, top.to(largest.dtype.element_ty), mask=e < rows)
-    tl.store(place + out, at, mask=e < rows)
-    if tl.program_id(0) == 0:
-        line = mean + (sample * size + s) * dim + d
-        tl.store(line, (total / count).to(mean.dtype.element_ty), mask=d < dim)
+        projected = product(w, tl.trans(tile), tl.zeros((BLOCK_E, BLOCK_R), tl.float32), PRECISION)
+        sums = product(tl.trans(tile), ones, tl.zeros((BLOCK_D, 16), tl.float32), PRECISION)
+        if count % BLOCK_R:
+            projected = tl.where(r[None, :] < count, projected, LOWEST)
+        top, top_lane = _largest(projected, lane, BLOCK_R, PRECISION)  # (E,)
+        # Strictly larger: the first of equal tiles keeps the place. A number that is none wins, and is seen.
+        better = (step == 0) | (top > best) | (top != top)
+        best = tl.where(better, top, best)
+        best_r = tl.where(better, step * BLOCK_R + top_lane, best_r)
+        total = tl.where(step == 0, sums, total + sums)
+        if step == steps - 1:
+            out = pair.to(tl.int64) * rows + e
+            at = _rows_of(pair % size, tl.minimum(best_r, count - 1), count, size, after)
+            tl.store(largest + out, best.to(largest.dtype.element_ty), mask=e < rows)
+            tl.store(place + out, at.to(tl.int32), mask=e < rows)
+            # The programs of the first rows of w write the mean.
+            column = tl.max(total, axis=1) / count
+            known = d < tl.where(tl.program_id(0) == 0, dim, 0)
+            tl.store(mean + pair.to(tl.int64) * dim + d, column.to(mean.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _rows_of(pair: tl.tensor, r: tl.tensor, count: tl.constexpr, size: tl.constexpr, after: tl.constexpr) -> tl.tensor:
+    """Return the flat indices, int64, of the r-th points of a (sample, coordinate) pair among those of all samples."""
+    return (pair // size).to(tl.int64) * (count * size) + (r // after * size + pair % size) * after + r % after
+
+
+@triton.jit
+def _largest(
+    projected: tl.tensor, lane: tl.tensor, LANES: tl.constexpr, PRECISION: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the largest number of each row and its lane, of equals the first.
+
+    In half precision numbers that agree to all but the log2(LANES) last bits of float32 are equals (2⁻¹⁷ with 64 lanes;
+    results are rounded to 2⁻⁹), and of negative ones the last lane wins: the lane takes the place of these bits, and
+    one comparison decides on both. An infinite number becomes none.
+    """
+    if PRECISION == "ieee":
+        top = tl.reduce(projected, 1, _larger)
+        return top, tl.min(tl.where(projected == top[:, None], lane[None, :], LANES - 1), axis=1)
+    else:  # noqa: RET505  (Triton needs the branch that is not taken to stay out of the function's type)
+        tagged = (projected.to(tl.int32, bitcast=True) & -LANES) | (LANES - 1 - lane)[None, :]
+        top = tl.reduce(tagged.to(tl.float32, bitcast=True), 1, _larger)
+        bits = top.to(tl.int32, bitcast=True)
+        return (bits & -LANES).to(tl.float32, bitcast=True), LANES - 1 - (bits & (LANES - 1))
+
+
+@triton.jit
+def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _features_gradient_kernel(
-    d_x: tl.tensor,  # (B, points, dim)
+    d_x: tl.tensor,  # (B, P, size, after, dim)
     weight: tl.tensor,  # (rows, dim)
-    place: tl.tensor,  # (B, size, rows), int32
-    d_rows: tl.tensor,  # (B, size, rows)
-    d_mean: tl.tensor,  # (B, size, dim)
-    points: tl.tensor,
-    size: tl.tensor,
-    after: tl.tensor,
-    dim: tl.tensor,
-    rows: tl.tensor,
+    place: tl.tensor,  # (B·size, rows) int32, rows apart by `stride`
+    d_rows: tl.tensor,  # the same in the dtype of x
+    d_mean: tl.tensor,  # (B·size, dim)
+    pairs: tl.tensor,  # B·size
     share: tl.tensor,  # what the mean gives to each of its points
+    count: tl.constexpr,  # P·after points per coordinate
+    size: tl.constexpr,
+    after: tl.constexpr,
+    dim: tl.constexpr,
+    stride: tl.constexpr,
+    rows: tl.constexpr,
     FIRST: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    sample = tl.program_id(1).to(tl.int64)
+    first, walkers = tl.program_id(0), tl.num_programs(0)
+    e = tl.arange(0, BLOCK_E)
     d = tl.arange(0, BLOCK_D)
-    inside = (n[:, None] < points) & (d[None, :] < dim)
-    line = sample * size + n // after % size  # (N,): the row of place, d_rows and d_mean
-    total = tl.load(d_mean + line[:, None] * dim + d[None, :], mask=inside, other=0.0).to(tl.float32) * share
-    for start in range(0, rows, BLOCK_E):
-        e = start + tl.arange(0, BLOCK_E)
-        known = (n[:, None] < points) & (e[None, :] < rows)
-        at = tl.load(place + line[:, None] * rows + e[None, :], mask=known, other=-1)
-        gradient = tl.load(d_rows + line[:, None] * rows + e[None, :], mask=known & (at == n[:, None]), other=0.0)
-        w = tl.load(
-            weight + e[:, None].to(tl.int64) * dim + d[None, :],
-            mask=(e[:, None] < rows) & (d[None, :] < dim),
-            other=0.0,
-        )
-        total = product(gradient.to(w.dtype), w, total, PRECISION)
-    target = d_x + (sample * points + n[:, None]) * dim + d[None, :]
-    if not FIRST:
-        total += tl.load(target, mask=inside, other=0.0).to(tl.float32)
-    tl.store(target, total.to(d_x.dtype.element_ty), mask=inside)
+    lane = tl.arange(0, BLOCK_R)
+    w = tl.load(
+        weight + e[:, None].to(tl.int64) * dim + d[None, :], mask=(e[:, None] < rows) & (d[None, :] < dim), other=0.0
+    )
+    steps: tl.constexpr = (count + BLOCK_R - 1) // BLOCK_R
+    for i in tl.range(0, tl.cdiv(pairs - first, walkers) * steps, num_stages=STAGES):
+        pair = first + i // steps * walkers
+        r = i % steps * BLOCK_R + lane
+        inside = (r[:, None] < count) & (d[None, :] < dim)
+        target = d_x + _rows_of(pair, r, count, size, after)[:, None] * dim + d[None, :]
+        line = pair.to(tl.int64) * stride + e
+        at = tl.load(place + line, mask=e < rows, other=0)
+        gradient = tl.load(d_rows + line, mask=e < rows, other=0.0)
+        lane_at = at // (size * after) * after + at % after - i % steps * BLOCK_R  # the lane of the place, if here
+        spread = tl.where(lane_at[None, :] == lane[:, None], gradient[None, :], 0.0).to(w.dtype)  # (R, E)
+        total = product(spread, w, tl.zeros((BLOCK_R, BLOCK_D), tl.float32), PRECISION)
+        of_mean = tl.load(d_mean + pair.to(tl.int64) * dim + d, mask=d < dim, other=0.0).to(tl.float32) * share
+        total += of_mean[None, :]
+        if not FIRST:
+            total += tl.load(target, mask=inside, other=0.0).to(tl.float32)
+        tl.store(target, total.to(d_x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -238,25 +326,26 @@ def _weight_gradient_kernel(
     d_rows: tl.tensor,  # (B·size, rows)
     parts: tl.tensor,  # (chunks, rows, dim), float32
     pairs: tl.tensor,  # B·size
-    size: tl.tensor,
-    points: tl.tensor,
-    dim: tl.tensor,
-    rows: tl.tensor,
+    points: tl.constexpr,
+    size: tl.constexpr,
+    dim: tl.constexpr,
+    rows: tl.constexpr,
     PAIRS: tl.constexpr,
+    FLIGHT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
     e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
-    chunk = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(1) * PAIRS
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros((BLOCK_E, BLOCK_D), tl.float32)
-    for step in range(PAIRS):
-        pair = chunk * PAIRS + step
-        known = e < tl.where(pair < pairs, rows, 0)
-        at = tl.load(place + pair * rows + e, mask=known, other=0)
-        gradient = tl.load(d_rows + pair * rows + e, mask=known, other=0.0).to(tl.float32)
-        row = pair // size * points + at  # (E,): where in x the maximum was taken
-        features = tl.load(x + row[:, None] * dim + d[None, :], mask=known[:, None] & (d[None, :] < dim), other=0.0)
+    for step in tl.range(0, tl.minimum(PAIRS, pairs - first), loop_unroll_factor=FLIGHT):
+        pair = first + step
+        line = pair.to(tl.int64) * rows + e
+        at = tl.load(place + line, mask=e < rows, other=0)
+        gradient = tl.load(d_rows + line, mask=e < rows, other=0.0).to(tl.float32)
+        row = (pair // size).to(tl.int64) * points + at  # (E,): where in x the maximum was taken
+        features = tl.load(x + row[:, None] * dim + d[None, :], mask=d[None, :] < dim, other=0.0)
         total += gradient[:, None] * features.to(tl.float32)
-    target = parts + (chunk * rows + e[:, None]) * dim + d[None, :]
+    target = parts + (tl.program_id(1).to(tl.int64) * rows + e[:, None]) * dim + d[None, :]
     tl.store(target, total, mask=(e[:, None] < rows) & (d[None, :] < dim))

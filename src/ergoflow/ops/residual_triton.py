@@ -1,7 +1,11 @@
 """Kernels of the residual stream: sums of it, a linear map and a code, with the layer norm of the sum.
 
 They take a tile of points with all channels, and go through some samples of the batch with it: the code and the linear
-map are read once for all of these, and the gradient of the code is added up on the way.
+map are read once for all of these, and the gradient of the code is added up on the way. Sums and norms are bound by
+memory as long as two things hold: enough loads are under way (small tiles and many programs, or the next tile copied to
+shared memory while this one is worked on), and few instructions are spent on a number (a GELU without an error
+function, sums over points once per program). The gradient of the norm takes p as the forward pass left it: the stream
+is kept by whoever reads it next in any case.
 """
 
 from __future__ import annotations
@@ -13,24 +17,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ergoflow.ops.gelu_triton import bent, bent_and_slope
 from ergoflow.ops.tiles_triton import block, precision, product
 
 
 class Settings(NamedTuple):
-    """Points of a tile, warps and pipeline stages of a kernel that holds all channels of its points."""
+    """Points of a tile, warps, pipeline stages and programs of a kernel that holds all channels of its points."""
 
     points: int
     warps: int
     stages: int
+    programs: int
 
 
-# The layer norm alone, and with the linear map before it; forward and gradient.
-NORM_SETTINGS, NORM_GRADIENT_SETTINGS = Settings(16, 4, 2), Settings(16, 4, 2)
-MIX_SETTINGS, MIX_NORM_GRADIENT_SETTINGS = Settings(64, 4, 1), Settings(64, 8, 2)
-# The gradient of the map.
-MIX_GRADIENT_SETTINGS = Settings(64, 8, 2)
-# Programs that keep all multiprocessors busy (132 on an H200): four each, and one of those that hold a matrix of sums.
-PROGRAMS, MIX_GRADIENT_PROGRAMS = 528, 132
+# As many programs as run at a time on 132 multiprocessors. The layer norm alone, and with the linear map before it
+# (64 points for each four warps: with more warps each would bend the same activations):
+NORM_SETTINGS, MIX_SETTINGS = Settings(16, 4, 3, 924), Settings(64, 4, 2, 264)
+# The gradients of the norm and of the map, whose programs hold a matrix of sums.
+NORM_GRADIENT_SETTINGS, MIX_GRADIENT_SETTINGS = Settings(4, 2, 1, 1320), Settings(64, 16, 4, 132)
+# Both kernels of a map of more bytes than 128 × 128 numbers in half precision, beside which little else fits.
+LARGE_SETTINGS, LARGEST_MAP = Settings(16, 8, 1, 132), 128 * 128 * 2
 
 
 def add_norm(
@@ -67,12 +73,53 @@ def mix_add_norm(
     return total, normed
 
 
-def add_norm_gradient(
-    d_total: Tensor, d_normed: Tensor, x: Tensor, code: Tensor, weight: Tensor, eps: float
+def norm_gradient(
+    d_total: Tensor,
+    d_normed: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    eps: float,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, code, and of γ and β in float32; p is added up again."""
-    d_x, _, d_code, d_weight, d_bias = _launch_gradient(d_total, d_normed, x, None, None, code, weight, eps)
-    return d_x, d_code, d_weight, d_bias
+    """Return d_p twice, its sum over the batch, and the gradients (2, D) of γ and β in float32.
+
+    p (B, *grid, D) and the gradients that come to it directly and through its norm are contiguous; the dtypes are those
+    of the first three results.
+    """
+    batch, points, dim, _ = _sizes(total, None)
+    rows, warps, stages, programs = NORM_GRADIENT_SETTINGS
+    tiles = triton.cdiv(points, rows)
+    samples = _samples(tiles, batch, programs)
+    programs, splits = min(tiles, programs), triton.cdiv(batch, samples)
+    d_p = torch.empty_like(total, dtype=dtypes[0])
+    rounded = d_p if dtypes[1] == dtypes[0] else torch.empty_like(total, dtype=dtypes[1])
+    # With several splits the sum over the batch ends in float32 too.
+    code_dtype = dtypes[2] if splits == 1 else torch.float32
+    code_parts = torch.empty(splits, *total.shape[1:], device=total.device, dtype=code_dtype)
+    parts = torch.empty(2, splits * programs, dim, device=total.device, dtype=torch.float32)
+    _norm_gradient_kernel[(programs, splits)](
+        d_total,
+        d_normed,
+        total,
+        weight,
+        d_p,
+        rounded,
+        code_parts,
+        parts,
+        batch,
+        samples,
+        points,
+        eps,
+        DIM=dim,
+        ROUND=rounded is not d_p,
+        POINTS=rows,
+        BLOCK_D=block(dim),
+        STAGES=stages,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    d_code = code_parts[0] if splits == 1 else code_parts.sum(0).to(dtypes[2])
+    return d_p, rounded, d_code, parts.sum(1)
 
 
 def mix_add_gradient(
@@ -80,8 +127,8 @@ def mix_add_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return d_p in `dtype`, which is the gradient of x, and the gradients of a and W."""
     batch, points, dim, width = _sizes(d_total, mix)
-    rows, warps, stages = MIX_GRADIENT_SETTINGS
-    programs = min(triton.cdiv(batch * points, rows), MIX_GRADIENT_PROGRAMS)
+    rows, warps, stages, programs = _fitting(MIX_GRADIENT_SETTINGS, mix)
+    programs = min(triton.cdiv(batch * points, rows), programs)
     d_x = d_total if dtype == d_total.dtype else torch.empty_like(d_total, dtype=dtype)
     d_activation = torch.empty_like(activation)
     parts = torch.empty(programs, dim, width, device=mix.device, dtype=torch.float32)
@@ -100,26 +147,11 @@ def mix_add_gradient(
         BLOCK_D=block(dim),
         BLOCK_E=block(width),
         PRECISION=precision(mix),
+        STAGES=stages,
         num_warps=warps,
         num_stages=stages,
     )
     return d_x, d_activation, parts.sum(0).to(mix.dtype)
-
-
-def mix_add_norm_gradient(
-    d_total: Tensor,
-    d_normed: Tensor,
-    x: Tensor,
-    activation: Tensor,
-    mix: Tensor,
-    code: Tensor,
-    weight: Tensor,
-    eps: float,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of x, a, W, code, and of γ and β in float32; p is added up again."""
-    d_x, rounded, *d_others = _launch_gradient(d_total, d_normed, x, activation, mix, code, weight, eps)
-    _, d_activation, d_mix = mix_add_gradient(rounded, activation, mix, rounded.dtype)
-    return d_x, d_activation, d_mix, *d_others
 
 
 def _launch_sum(
@@ -135,9 +167,9 @@ def _launch_sum(
 ) -> None:
     """Write x, plus GELU(a) Wᵀ if there is a map, plus the code if there is a norm, to `total`."""
     batch, points, dim, width = _sizes(x, mix)
-    rows, warps, stages = NORM_SETTINGS if mix is None else MIX_SETTINGS
+    rows, warps, stages, programs = NORM_SETTINGS if mix is None else _fitting(MIX_SETTINGS, mix)
     tiles = triton.cdiv(points, rows)
-    samples = _samples(tiles, batch, PROGRAMS)
+    samples = _samples(tiles, batch, programs)
     _sum_kernel[(tiles, triton.cdiv(batch, samples))](
         x,
         x if activation is None else activation,
@@ -159,61 +191,10 @@ def _launch_sum(
         BLOCK_D=block(dim),
         BLOCK_E=block(width),
         PRECISION="ieee" if mix is None else precision(mix),
+        STAGES=stages,
         num_warps=warps,
         num_stages=stages,
     )
-
-
-def _launch_gradient(
-    d_total: Tensor,
-    d_normed: Tensor,
-    x: Tensor,
-    activation: Tensor | None,
-    mix: Tensor | None,
-    code: Tensor,
-    weight: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return d_p, which is the gradient of x, the same in the dtype of the map, and the gradients of code, γ and β."""
-    batch, points, dim, width = _sizes(x, mix)
-    rows, warps, stages = NORM_GRADIENT_SETTINGS if mix is None else MIX_NORM_GRADIENT_SETTINGS
-    tiles = triton.cdiv(points, rows)
-    samples = _samples(tiles, batch, PROGRAMS)
-    programs, splits = min(tiles, PROGRAMS), triton.cdiv(batch, samples)
-    d_p = torch.empty_like(x)
-    rounded = d_p if mix is None or mix.dtype == x.dtype else torch.empty_like(x, dtype=mix.dtype)
-    # With several splits the sum over the batch ends in float32 too.
-    code_parts = torch.empty(splits, *code.shape, device=x.device, dtype=code.dtype if splits == 1 else torch.float32)
-    parts = torch.empty(2, splits * programs, dim, device=x.device, dtype=torch.float32)
-    _sum_gradient_kernel[(programs, splits)](
-        d_total,
-        d_normed,
-        x,
-        x if activation is None else activation,
-        x if mix is None else mix,
-        code,
-        weight.contiguous(),
-        d_p,
-        rounded,
-        code_parts,
-        parts,
-        batch,
-        samples,
-        points,
-        eps,
-        DIM=dim,
-        WIDTH=width,
-        MIX=mix is not None,
-        POINTS=rows,
-        BLOCK_D=block(dim),
-        BLOCK_E=block(width),
-        PRECISION="ieee" if mix is None else precision(mix),
-        num_warps=warps,
-        num_stages=stages,
-    )
-    d_code = code_parts[0] if splits == 1 else code_parts.sum(0).to(code.dtype)
-    d_weight, d_bias = parts.sum(1)
-    return d_p, rounded, d_code, d_weight, d_bias
 
 
 def _sizes(x: Tensor, mix: Tensor | None) -> tuple[int, int, int, int]:
@@ -221,9 +202,14 @@ def _sizes(x: Tensor, mix: Tensor | None) -> tuple[int, int, int, int]:
     return len(x), x[0].numel() // x.shape[-1], x.shape[-1], 1 if mix is None else mix.shape[1]
 
 
+def _fitting(settings: Settings, mix: Tensor) -> Settings:
+    size = block(mix.shape[0]) * block(mix.shape[1]) * mix.element_size()
+    return settings if size <= LARGEST_MAP else LARGE_SETTINGS
+
+
 def _samples(tiles: int, batch: int, programs: int) -> int:
-    """Return how many samples a program goes through, so that there are about as many programs as asked for."""
-    return min(batch, max(1, tiles * batch // programs))
+    """Return how many samples a program goes through: the batch, where there are enough tiles for the programs."""
+    return triton.cdiv(batch, min(batch, triton.cdiv(programs, tiles)))
 
 
 @triton.jit
@@ -248,6 +234,7 @@ def _sum_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     start = tl.program_id(0) * POINTS
     first = tl.program_id(1) * samples
@@ -255,18 +242,25 @@ def _sum_kernel(
     inside = (n[:, None] < points - start) & (d[None, :] < DIM)
     known = (n[:, None] < points - start) & (e[None, :] < WIDTH)
     place, place_e = n[:, None] * DIM + d[None, :], n[:, None] * WIDTH + e[None, :]
-    for sample in range(first, tl.minimum(first + samples, batch)):
+    if MIX:
+        # Turned around here: inside the loop it would be written to shared memory once per sample.
+        matrix = tl.trans(_matrix(mix, d, e, DIM, WIDTH))
+    if NORM:
+        shared = tl.load(code + tl.full((), start, tl.int64) * DIM + place, mask=inside, other=0.0)
+    for sample in tl.range(first, tl.minimum(first + samples, batch), num_stages=STAGES):
         # One 64-bit number per tile: within it 32 bits do.
         row = tl.full((), sample, tl.int64) * points + start
-        p = tl.load(x + row * DIM + place, mask=inside, other=0.0).to(tl.float32)
-        if NORM:
-            p += tl.load(code + tl.full((), start, tl.int64) * DIM + place, mask=inside, other=0.0).to(tl.float32)
+        p = tl.zeros((POINTS, BLOCK_D), tl.float32)
         if MIX:
-            bent = _gelu(tl.load(activation + row * WIDTH + place_e, mask=known, other=0.0))
-            p = product(bent, tl.trans(_matrix(mix, d, e, DIM, WIDTH)), p, PRECISION)
+            a = tl.load(activation + row * WIDTH + place_e, mask=known, other=0.0)
+            p = product(bent(a.to(tl.float32)).to(a.dtype), matrix, p, PRECISION)
+        p += tl.load(x + row * DIM + place, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            p += shared.to(tl.float32)
         tl.store(total + row * DIM + place, p.to(total.dtype.element_ty), mask=inside)
         if NORM:
-            gap, rate = _centred(p, inside, DIM, eps)
+            gap, rate = _centred(p, d, DIM, BLOCK_D, eps)
+            # Here, because a thread of the product has so many channels that γ and β would fill its registers.
             scale = tl.load(weight + d, mask=d < DIM, other=0.0).to(tl.float32)
             shift = tl.load(bias + d, mask=d < DIM, other=0.0).to(tl.float32)
             z = gap * rate[:, None] * scale[None, :] + shift[None, :]
@@ -274,13 +268,10 @@ def _sum_kernel(
 
 
 @triton.jit
-def _sum_gradient_kernel(
+def _norm_gradient_kernel(
     d_total: tl.tensor,  # (B, points, dim)
     d_normed: tl.tensor,  # (B, points, dim)
-    x: tl.tensor,  # (B, points, dim)
-    activation: tl.tensor,  # (B, points, width)
-    mix: tl.tensor,  # (dim, width)
-    code: tl.tensor,  # (points, dim)
+    total: tl.tensor,  # (B, points, dim)
     weight: tl.tensor,  # (dim,)
     d_p: tl.tensor,  # (B, points, dim)
     rounded: tl.tensor,  # the same, as the products take it
@@ -291,54 +282,47 @@ def _sum_gradient_kernel(
     points: tl.tensor,
     eps: tl.tensor,
     DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    MIX: tl.constexpr,
+    ROUND: tl.constexpr,
     POINTS: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     split = tl.program_id(1).to(tl.int64)
     first = tl.program_id(1) * samples
-    n, d, e = tl.arange(0, POINTS), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
-    place, place_e = n[:, None] * DIM + d[None, :], n[:, None] * WIDTH + e[None, :]
-    d_weight = tl.zeros((BLOCK_D,), tl.float32)
-    d_bias = tl.zeros((BLOCK_D,), tl.float32)
+    n, d = tl.arange(0, POINTS), tl.arange(0, BLOCK_D)
+    place = n[:, None] * DIM + d[None, :]
+    scale = tl.load(weight + d, mask=d < DIM, other=0.0).to(tl.float32)
+    # Sums over the points of a tile are left to the end: they would need all warps to meet once per sample.
+    d_weight = tl.zeros((POINTS, BLOCK_D), tl.float32)
+    d_bias = tl.zeros((POINTS, BLOCK_D), tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(points, POINTS), tl.num_programs(0)):
         start = tile * POINTS
         inside = (n[:, None] < points - start) & (d[None, :] < DIM)
-        known = (n[:, None] < points - start) & (e[None, :] < WIDTH)
-        at_code = tl.full((), start, tl.int64) * DIM
         d_code = tl.zeros((POINTS, BLOCK_D), tl.float32)
-        for sample in range(first, tl.minimum(first + samples, batch)):
-            row = tl.full((), sample, tl.int64) * points + start
-            p = tl.zeros((POINTS, BLOCK_D), tl.float32)
-            if MIX:
-                bent = _gelu(tl.load(activation + row * WIDTH + place_e, mask=known, other=0.0))
-                p = product(bent, tl.trans(_matrix(mix, d, e, DIM, WIDTH)), p, PRECISION)
-            p += tl.load(x + row * DIM + place, mask=inside, other=0.0).to(tl.float32)
-            p += tl.load(code + at_code + place, mask=inside, other=0.0).to(tl.float32)
-            gap, rate = _centred(p, inside, DIM, eps)
+        for sample in tl.range(first, tl.minimum(first + samples, batch), num_stages=STAGES):
+            at = (tl.full((), sample, tl.int64) * points + start) * DIM
+            p = tl.load(total + at + place, mask=inside, other=0.0)
+            g = tl.load(d_normed + at + place, mask=inside, other=0.0).to(tl.float32)
+            direct = tl.load(d_total + at + place, mask=inside, other=0.0).to(tl.float32)
+            gap, rate = _centred(p, d, DIM, BLOCK_D, eps)
             z = gap * rate[:, None]
-            g = tl.load(d_normed + row * DIM + place, mask=inside, other=0.0).to(tl.float32)
-            d_weight += tl.sum(g * z, axis=0)
-            d_bias += tl.sum(g, axis=0)
+            d_weight += g * z
+            d_bias += g
             # d_p = r (γg − ⟨γg⟩ − z⟨γg z⟩), beside what comes to p directly.
-            g = g * tl.load(weight + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+            g *= scale[None, :]
             along = tl.sum(g * z, axis=1) / DIM
             level = tl.sum(g, axis=1) / DIM
-            total = rate[:, None] * (g - level[:, None] - z * along[:, None])
-            total += tl.load(d_total + row * DIM + place, mask=inside, other=0.0).to(tl.float32)
-            d_code += total
-            tl.store(d_p + row * DIM + place, total.to(d_p.dtype.element_ty), mask=inside)
-            if MIX:
-                tl.store(rounded + row * DIM + place, total.to(rounded.dtype.element_ty), mask=inside)
-        target = code_parts + split * points * DIM + at_code + place
+            direct += rate[:, None] * (g - level[:, None] - z * along[:, None])
+            d_code += direct
+            tl.store(d_p + at + place, direct.to(d_p.dtype.element_ty), mask=inside)
+            if ROUND:
+                tl.store(rounded + at + place, direct.to(rounded.dtype.element_ty), mask=inside)
+        target = code_parts + (split * points + start) * DIM + place
         tl.store(target, d_code.to(code_parts.dtype.element_ty), mask=inside)
     place_sum = parts + (split * tl.num_programs(0) + tl.program_id(0)) * DIM + d
     half = tl.num_programs(1).to(tl.int64) * tl.num_programs(0) * DIM
-    tl.store(place_sum, d_weight, mask=d < DIM)
-    tl.store(place_sum + half, d_bias, mask=d < DIM)
+    tl.store(place_sum, tl.sum(d_weight, axis=0), mask=d < DIM)
+    tl.store(place_sum + half, tl.sum(d_bias, axis=0), mask=d < DIM)
 
 
 @triton.jit
@@ -357,24 +341,26 @@ def _mix_gradient_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     n, d, e = tl.arange(0, POINTS), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
     place, place_e = n[:, None] * DIM + d[None, :], n[:, None] * WIDTH + e[None, :]
+    matrix = _matrix(mix, d, e, DIM, WIDTH)
     d_mix = tl.zeros((BLOCK_D, BLOCK_E), tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(rows, POINTS), tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, POINTS), tl.num_programs(0), num_stages=STAGES):
         start = tl.full((), tile, tl.int64) * POINTS
-        inside = (n[:, None] < rows - start) & (d[None, :] < DIM)
-        known = (n[:, None] < rows - start) & (e[None, :] < WIDTH)
+        left = rows - tile * POINTS
+        inside = (n[:, None] < left) & (d[None, :] < DIM)
+        known = (n[:, None] < left) & (e[None, :] < WIDTH)
         g = tl.load(d_total + start * DIM + place, mask=inside, other=0.0)
         if COPY:
             tl.store(d_x + start * DIM + place, g.to(d_x.dtype.element_ty), mask=inside)
         g = g.to(mix.dtype.element_ty)
         a = tl.load(activation + start * WIDTH + place_e, mask=known, other=0.0)
-        d_mix = product(tl.trans(g), _gelu(a), d_mix, PRECISION)
+        value, slope = bent_and_slope(a.to(tl.float32))
         d_bent = tl.zeros((POINTS, BLOCK_E), tl.float32)
-        d_bent = product(g, _matrix(mix, d, e, DIM, WIDTH), d_bent, PRECISION)
-        wide = a.to(tl.float32)
-        slope = _normal(wide) + wide * 0.3989422804014327 * tl.exp(-0.5 * wide * wide)  # 1/√(2π)
+        d_bent = product(g, matrix, d_bent, PRECISION)
+        d_mix = product(tl.trans(g), value.to(a.dtype), d_mix, PRECISION)
         d_a = (d_bent * slope).to(d_activation.dtype.element_ty)
         tl.store(d_activation + start * WIDTH + place_e, d_a, mask=known)
     target = parts + tl.program_id(0) * DIM * WIDTH + d[:, None] * WIDTH + e[None, :]
@@ -387,20 +373,9 @@ def _matrix(mix: tl.tensor, d: tl.tensor, e: tl.tensor, DIM: tl.constexpr, WIDTH
 
 
 @triton.jit
-def _gelu(x: tl.tensor) -> tl.tensor:
-    wide = x.to(tl.float32)
-    return (wide * _normal(wide)).to(x.dtype)
-
-
-@triton.jit
-def _normal(x: tl.tensor) -> tl.tensor:
-    """Return the normal distribution function of x: GELU(x) is x times it."""
-    return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)  # 1/√2
-
-
-@triton.jit
-def _centred(p: tl.tensor, inside: tl.tensor, dim: tl.tensor, eps: tl.tensor) -> tl.tensor:
-    """Return p less its mean over the channels, zero outside, and the inverse deviation (N,)."""
-    mean = tl.sum(p, axis=1) / dim
-    gap = tl.where(inside, p - mean[:, None], 0.0)
-    return gap, 1.0 / tl.sqrt(tl.sum(gap * gap, axis=1) / dim + eps)
+def _centred(p: tl.tensor, d: tl.tensor, DIM: tl.constexpr, BLOCK_D: tl.constexpr, eps: tl.tensor) -> tl.tensor:
+    """Return p (N, BLOCK_D), zero beyond DIM channels, less its mean over these, and the inverse deviation (N,)."""
+    gap = p - (tl.sum(p, axis=1) / DIM)[:, None]
+    if DIM < BLOCK_D:
+        gap = tl.where(d[None, :] < DIM, gap, 0.0)
+    return gap, tl.rsqrt(tl.sum(gap * gap, axis=1) / DIM + eps)
