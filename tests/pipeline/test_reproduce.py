@@ -14,10 +14,13 @@ import torch
 from rich.console import Console
 
 from ergoflow.config import Recipe, override
+from ergoflow.models.a3m import A3MConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
 from ergoflow.pipeline import cost
+from ergoflow.pipeline.bench_models import Case
+from ergoflow.pipeline.bench_timing import Findings
 from ergoflow.pipeline.cells import cell_path, is_done, list_cells, read_cell, thin
-from ergoflow.pipeline.cost import cost_path, expected_seconds
+from ergoflow.pipeline.cost import cost_path, expected_seconds, is_measured
 from ergoflow.pipeline.document import gather
 from ergoflow.pipeline.lorenz import lorenz_path
 from ergoflow.pipeline.pictures import draw_figures, figures_to_draw
@@ -207,18 +210,36 @@ def test_the_faces_of_a_box_stay_faces_of_one_box() -> None:
 def test_parts_are_made_once_and_names_say_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def measured(what: str, recipes: list[Recipe], options: object, *, output: Path, **_: object) -> None:
-        calls.append(what)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text('{"rows": [], "notes": [], "hardware": {"device": "x"}}')
-
-    monkeypatch.setattr(cost, "bench", measured)
-    for _ in range(2):
-        place = Workspace(tmp_path)
-        page = reproduce(
-            [], place, seeds=[0], results=tmp_path / "results", device=CPU, console=Console(quiet=True), parts=["cost"]
+    def measured(case: Case, **_: object) -> Findings:
+        calls.append(case.name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return (
+            Findings([{"model": case.name, "grid": "x"}]) if case.name == "a3m" else Findings([], [f"no {case.name}"])
         )
-    assert calls == ["models"]
+
+    monkeypatch.setattr(cost, "bench_case", measured)
+    monkeypatch.setattr(cost, "paper_cases", lambda *_, **__: cases)
+    cases = [
+        Case(name=n, config=A3MConfig(), channels=1, grid=(8, 8), periodic=(True, True), timed=True)
+        for n in ("a3m", "mno", "uno")
+    ]
+    place, page = Workspace(tmp_path), tmp_path
+
+    def run() -> Path:
+        results, console = tmp_path / "results", Console(quiet=True)
+        return reproduce([], place, seeds=[0], results=results, device=CPU, console=console, parts=["cost"])
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert not is_measured(cost_path(tmp_path / "results", CPU))
+    for _ in range(2):
+        page = run()
+    # The third was stopped, and came again; nothing else did.
+    assert calls == ["a3m", "mno", "uno", "uno"]
+    found = json.loads(cost_path(page, CPU).read_text())
+    assert found["rows"] == [{"model": "a3m", "grid": "x"}]
+    assert found["notes"][-2:] == ["no mno", "no uno"]
     assert page == tmp_path / "results"
     assert json.loads(cost_path(page, CPU).read_text())["seconds"] >= 0
     assert find_parts(["table1", "cost"]) == ("cost",)

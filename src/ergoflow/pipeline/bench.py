@@ -125,13 +125,13 @@ def bench(
         if value is not None and name not in TAKES[what]:
             raise ValueError(f"bench {what} takes no --{name}, got {value}; drop it")
     findings = _run(what, recipes, options, device=device, console=console)
-    of = f" of {recipes[0].name}" if len(recipes) == 1 and what != "lbm" else ""
-    _print(findings, f"{what}{of} on {hardware(device)['device']}", console)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         facts = {"bench": what, "recipes": to_dict(list(recipes)), "options": dataclasses.asdict(options)}
         facts |= {"rows": findings.rows, "notes": findings.notes, "hardware": hardware(device)}
         write_json(output, facts | {"versions": versions(), "commit": commit()})
+    of = f" of {recipes[0].name}" if len(recipes) == 1 and what != "lbm" else ""
+    print_findings(findings, f"{what}{of} on {hardware(device)['device']}", console)
 
 
 def _run(
@@ -374,7 +374,7 @@ def _statistics(info: DatasetInfo, count: int, *, max_lag: int, device: torch.de
     return new_statistics(info, yardstick, count, max_lag=max_lag, skip=0, device=device)
 
 
-def _print(findings: Findings, title: str, console: Console) -> None:
+def print_findings(findings: Findings, title: str, console: Console) -> None:
     """A table of the rows, the value under `printed X` in brackets behind X, and the notes below."""
     names = [name for name in findings.rows[0] if not name.startswith("printed ")]
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

@@ -21,6 +21,7 @@ Both counts run on tensors without data: no GPU, no memory, under a second for 2
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,24 +123,35 @@ def bench_models(
 ) -> Findings:
     """One row per case and precision; a model that cannot take a grid is a note."""
     rows, refused = [], []
-    with bar(console, "bench models", len(cases) * len(precisions), "rows") as advance:
+    with bar(console, "bench models", len(cases), "cases") as advance:
         for case in cases:
             advance(0, note=f"{case.name} {with_crosses(case.grid)}")
-            try:
-                model = build(case)
-            except ValueError as error:
-                refused.append(f"{case.name} has no {with_crosses(case.grid)}: {error}")
-                advance(len(precisions))
-                continue
-            # Counted before the model goes to the device: what carries no data needs none.
-            counts = _counts(case, model, batch)
-            model.to(device)
-            for precision in precisions:
-                rows.append(_row(case, model, counts, precision=precision, batch=batch, device=device))
-                advance()
+            found = bench_case(case, device=device, precisions=precisions, batch=batch)
+            rows += found.rows
+            refused += found.notes
+            advance()
     if not rows:
         raise ValueError(f"no model takes what was asked for; choose other grids ({'; '.join(refused)})")
     return Findings(rows, NOTES + refused)
+
+
+def bench_case(case: Case, *, device: torch.device, precisions: Sequence[str], batch: int) -> Findings:
+    """The rows of one case, one per precision; or a note, where the model cannot take the grid."""
+    # What earlier models and their recordings left behind is no cost of this one.
+    before = _held_bytes(device)
+    try:
+        model = build(case)
+    except ValueError as error:
+        return Findings([], [f"{case.name} has no {with_crosses(case.grid)}: {error}"])
+    # Counted before the model goes to the device: what carries no data needs none.
+    counts = _counts(case, model, batch)
+    model.to(device)
+    return Findings(
+        [
+            _row(case, model, counts, precision=precision, batch=batch, device=device, before=before)
+            for precision in precisions
+        ]
+    )
 
 
 def build(case: Case) -> nn.Module:
@@ -199,8 +211,24 @@ def _counts(case: Case, model: nn.Module, batch: int) -> dict[str, Any]:
     }
 
 
+def _held_bytes(device: torch.device) -> int:
+    """What the GPU's allocator holds once everything that nobody needs is gone; 0 on a CPU."""
+    gc.collect()
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(device)
+
+
 def _row(
-    case: Case, model: nn.Module, counts: dict[str, Any], *, precision: str, batch: int, device: torch.device
+    case: Case,
+    model: nn.Module,
+    counts: dict[str, Any],
+    *,
+    precision: str,
+    batch: int,
+    device: torch.device,
+    before: int,
 ) -> dict[str, Any]:
     row = {"model": case.name, "grid": with_crosses(case.grid), "precision": precision, "batch": batch, **counts}
     if precision != "fp32":
@@ -211,12 +239,16 @@ def _row(
         cost = training_cost(model, (batch, case.channels, *case.grid), precision=precision, device=device)
         row["forward ms"] = per_sample_ms(cost.forward_seconds, batch)
         row["training ms"] = per_sample_ms(cost.training_seconds, batch)
-        row["forward MB"] = in_units(cost.forward_bytes, 1e6)
-        row["training MB"] = in_units(cost.training_bytes, 1e6)
+        row["forward MB"] = _megabytes(cost.forward_bytes, before)
+        row["training MB"] = _megabytes(cost.training_bytes, before)
     columns = {"parameters": "parameters", "runtime_ms": "forward ms"}
     columns |= {"memory_mb": "forward MB", "gflops": "G mult-adds"}
     printed = printed_costs(case, precision=precision, batch=batch)
     return row | {f"printed {columns[key]}": value for key, value in printed.items()}
+
+
+def _megabytes(peak: int | str | None, before: int) -> float | str | None:
+    return in_units(peak - before if isinstance(peak, int) else peak, 1e6)
 
 
 class _WorkCounter(TorchDispatchMode):

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ergoflow.config import Recipe, to_dict
 from ergoflow.pipeline.cells import cell_path, is_done, list_cells, write_cell
-from ergoflow.pipeline.cost import cost_path, expected_seconds, measure_cost
+from ergoflow.pipeline.cost import cost_path, expected_seconds, is_measured, measure_cost
 from ergoflow.pipeline.document import gather
 from ergoflow.pipeline.lorenz import EXPECTED_SECONDS as LORENZ_SECONDS
 from ergoflow.pipeline.lorenz import lorenz_path, measure_lorenz
@@ -176,7 +176,7 @@ def _part_to_do(part: str, results: Path, device: torch.device, cells_change: bo
     """What is left of a part, in words, and how many seconds that takes."""
     if part == "cost":
         path = cost_path(results, device)
-        return ("done", 0.0) if path.exists() else (f"measure into {path.name}", expected_seconds(results, device))
+        return ("done", 0.0) if is_measured(path) else (f"measure into {path.name}", expected_seconds(results, device))
     if part == "lorenz":
         return ("done", 0.0) if lorenz_path(results).exists() else ("measure", LORENZ_SECONDS)
     count = len(figures_to_draw(gather(results), results)) if results.is_dir() else 0
