@@ -135,7 +135,7 @@ def test_public_pieces_make_up_the_value_path():
 
 def test_programs_share_the_lines_of_a_head_so_that_all_multiprocessors_end_together():
     """16 heads on 132 multiprocessors: eight programs each, 32 of 256 lines; no more programs than lines."""
-    walkers = pytest.importorskip("ergoflow.ops.axial_triton")._walkers
+    walkers = pytest.importorskip("ergoflow.ops.tiles_triton").count_walkers
     assert walkers(16, 256, 1) == 8
     assert walkers(132, 256, 1) == 1
     assert walkers(1, 3, 2) == 3
@@ -151,7 +151,7 @@ def test_programs_share_the_lines_of_a_head_so_that_all_multiprocessors_end_toge
 def test_streamed_lines_are_integrated_as_written(grid, walkers, transposed, dtype):
     """Some rounds of the ring, odd numbers of lines, columns of a wider field; nothing beside them is touched."""
     stream = pytest.importorskip("ergoflow.ops.axial_stream_triton").stream
-    module = pytest.importorskip("ergoflow.ops.axial_triton")
+    module = pytest.importorskip("ergoflow.ops.axial_integral_triton")
     axis = next(axis for axis, size in enumerate(grid) if size in (128, 256))
     size, points = grid[axis], math.prod(grid)
     generator = torch.Generator("cuda").manual_seed(walkers)
@@ -168,7 +168,7 @@ def test_streamed_lines_are_integrated_as_written(grid, walkers, transposed, dty
     assert (out.double() - exact).norm() < torch.finfo(dtype).eps * exact.norm()
     assert into[..., :64].isnan().all()
     assert into[..., 256:].isnan().all()
-    mean, rate = module._statistics(moments)
+    mean, rate = module.statistics_of(moments)
     heads = exact.unflatten(2, (3, 64)).movedim(2, 1).flatten(2)  # (B, H, N·d)
     torch.testing.assert_close(mean[..., 0].double(), heads.mean(2), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(rate[..., 0].double(), heads.std(2, correction=0).reciprocal(), rtol=1e-4, atol=0)
@@ -177,28 +177,25 @@ def test_streamed_lines_are_integrated_as_written(grid, walkers, transposed, dty
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_lines_stream_on_hopper_where_head_length_and_precision_allow():
-    module = pytest.importorskip("ergoflow.ops.axial_triton")
+    module = pytest.importorskip("ergoflow.ops.axial_integral_triton")
 
     def streams(*, size=256, head_dim=64, dtype=torch.bfloat16, start=0):
-        values = torch.empty(1, 2 * size, 2 * head_dim + 8, device="cuda", dtype=dtype)[
+        values = torch.empty(1, 4 * size, 2 * head_dim + 8, device="cuda", dtype=dtype)[
             ..., start : start + 2 * head_dim
         ]
         kernel = torch.empty(1, 2, size, size, device="cuda", dtype=dtype)
-        return module._can_stream(kernel, values, values, (2, size, 1))
+        return module._can_stream(kernel, values, values, (4, size, 1))
 
     hopper = torch.cuda.get_device_capability()[0] == 9
     assert streams() == streams(size=128, dtype=torch.float16, start=8) == hopper
     assert not any((streams(size=192), streams(head_dim=32), streams(dtype=torch.float32), streams(start=1)))
 
 
-def test_samples_and_heads_are_worked_on_in_equal_parts(monkeypatch):
-    """Samples of 5 points with two heads: as many as fit; where not even one does, as many of its heads."""
+def test_samples_are_worked_on_in_equal_parts(monkeypatch):
+    """Samples of ten numbers, four of which fit: as many as divide the batch; never less than one."""
     module = pytest.importorskip("ergoflow.ops.axial_triton")
     monkeypatch.setattr(module, "CHUNK", 40)
-    for batch, width, heads, length, together in ((12, 2, 2, 4, 2), (6, 2, 2, 3, 2), (7, 2, 1, 1, 1), (2, 24, 6, 1, 2)):
-        samples, groups = module._chunks(torch.empty(batch, 5, width), heads)
-        assert [index for part in samples for index in range(batch)[part]] == list(range(batch))
-        assert [index for part, _ in groups for index in range(heads)[part]] == list(range(heads))
-        assert [index for _, part in groups for index in range(width)[part]] == list(range(width))
-        assert {part.stop - part.start for part in samples} == {length}
-        assert {part.stop - part.start for part, _ in groups} == {together}
+    for batch, width, length in ((12, 2, 4), (6, 2, 3), (7, 2, 1), (2, 24, 1)):
+        parts = module._chunks(torch.empty(batch, 5, width))
+        assert [index for part in parts for index in range(batch)[part]] == list(range(batch))
+        assert {part.stop - part.start for part in parts} == {length}

@@ -69,9 +69,11 @@ def compiled(
 
 def a3m_kernels():
     """Kernels with settings, argument types and constants at 256² with 16 heads of 64; how they copy."""
-    from ergoflow.ops import axial_triton, pool_triton, residual_triton
+    from ergoflow.ops import axial_gradient_triton as gradient
+    from ergoflow.ops import axial_integral_triton as integral
+    from ergoflow.ops import pool_triton, residual_triton
 
-    axial, pool, half = axial_triton, pool_triton, {"PRECISION": "half"}
+    pool, half = pool_triton, {"PRECISION": "half"}
     whole = dict.fromkeys(
         ("size", "after", "lines", "heads", "head_dim", "points", "width", "outputs", "dim", "rows"), WHOLE
     )
@@ -81,27 +83,27 @@ def a3m_kernels():
     # The first axis, the last with the statistics, and the last in the gradient, where the kernel is transposed.
     for own in ({"stride_j": 1}, {"stride_j": 1, "after": 1}, {"stride_i": 1, "after": 1}):
         last = {"STATISTICS": own == {"stride_j": 1, "after": 1}}
-        settings = axial.LINE_SETTINGS
+        settings = integral.LINE_SETTINGS
         rows, columns, depth = settings[:3]
         blocks = {"BLOCK_D": rows, "BLOCK_I": columns, "BLOCK_J": depth, "FULL": True}
         fields = {
             "values": f"tensordesc<bf16[1, {depth}, 1, {rows}]>",
             "out": f"tensordesc<bf16[1, {columns}, 1, {rows}]>",
         }
-        yield axial._line_kernel, settings, whole | moments | fields, half | blocks | own | last, ENGINE
-        settings = axial.LONG_SETTINGS
+        yield integral._line_kernel, settings, whole | moments | fields, half | blocks | own | last, ENGINE
+        settings = integral.LONG_SETTINGS
         blocks = {"BLOCK_D": 64, "BLOCK_L": settings.columns // 64, "BLOCK_I": settings.rows, "BLOCK_J": settings.depth}
         fields = {"values": HALF, "out": HALF}
-        yield axial._tile_kernel, settings, whole | moments | fields, half | blocks | own | last, STRAIGHT
-    for settings, described in ((axial.KERNEL_SETTINGS, True), (axial.LONG_SETTINGS, False)):
+        yield integral._tile_kernel, settings, whole | moments | fields, half | blocks | own | last, STRAIGHT
+    for settings, described in ((gradient.KERNEL_SETTINGS, True), (gradient.LONG_SETTINGS, False)):
         rows, columns, depth = settings[:3]
         blocks = {"BLOCK_D": 64, "BLOCK_L": depth // 64, "BLOCK_I": rows, "BLOCK_J": columns, "DESCRIBED": described}
         fields = {"d_out": HALF, "values": HALF, "parts": WIDE, "scale": "fp32"}
         if described:
             fields |= {"d_out": f"tensordesc<bf16[{rows}, 64]>", "values": f"tensordesc<bf16[{columns}, 64]>"}
         copy = ENGINE if described else STRAIGHT
-        yield axial._kernel_gradient_kernel, settings, whole | fields, half | blocks, copy
-    for settings, described in ((axial.NORM_SETTINGS, True), (axial.LONG_SETTINGS, False)):
+        yield gradient._kernel_gradient_kernel, settings, whole | fields, half | blocks, copy
+    for settings, described in ((gradient.NORM_SETTINGS, True), (gradient.LONG_SETTINGS, False)):
         rows, columns, depth = settings[:3]
         blocks = {"BLOCK_N": rows, "BLOCK_W": columns, "BLOCK_E": depth}
         blocks |= {"DESCRIBED": described, "STAGES": settings.stages}
@@ -110,7 +112,7 @@ def a3m_kernels():
             fields |= dict.fromkeys(("u", "out"), f"tensordesc<bf16[{rows}, {columns}]>")
             fields |= {"g": f"tensordesc<bf16[{rows}, {depth}]>"}
         copy = ENGINE if described else STRAIGHT
-        yield axial._norm_gradient_kernel, settings, whole | fields, half | blocks, copy
+        yield gradient._norm_gradient_kernel, settings, whole | fields, half | blocks, copy
     for after in (256, 1):
         shape = {"count": 256, "size": 256, "after": after, "dim": 128, "rows": 256, "BLOCK_D": 128}
         settings = pool.LARGEST_SETTINGS

@@ -86,17 +86,19 @@ def errors(case: str, device: str) -> dict[str, float]:
 
 def _small_tiles() -> None:
     """Make the tiles small, so that small fields fill several of them."""
-    from ergoflow.ops import axial_triton, conv_triton, norm_triton, pool_triton
+    from ergoflow.ops import axial_gradient_triton as gradient
+    from ergoflow.ops import axial_integral_triton as integral
+    from ergoflow.ops import axial_triton, conv_triton, norm_triton, pool_triton, tiles_triton
 
     pool_triton.LARGEST_SETTINGS = pool_triton.Settings(points=16, rows=16, warps=4, stages=2)
     pool_triton.GRADIENT_SETTINGS = pool_triton.Settings(points=32, rows=16, warps=4, stages=2)
     pool_triton.GATHER_PAIRS, pool_triton.PROCESSORS = 7, 5
     # Programs walk over several tiles.
-    small = axial_triton.Settings(rows=16, columns=16, depth=16, warps=4, stages=3)
-    axial_triton.NORM_SETTINGS = axial_triton.LONG_SETTINGS = small
-    axial_triton.KERNEL_SETTINGS = small._replace(depth=64)
-    axial_triton.LINE_SETTINGS = small._replace(rows=64, columns=32, depth=64)
-    axial_triton.PROCESSORS, axial_triton.CHUNK = 5, 2 * 3 * 18 * 8
+    small = tiles_triton.ProductSettings(rows=16, columns=16, depth=16, warps=4, stages=3)
+    integral.LONG_SETTINGS = gradient.LONG_SETTINGS = gradient.NORM_SETTINGS = small
+    gradient.KERNEL_SETTINGS = small._replace(depth=64)
+    integral.LINE_SETTINGS = small._replace(rows=64, columns=32, depth=64)
+    tiles_triton.PROCESSORS, axial_triton.CHUNK = 5, 2 * 3 * 18 * 8
     # Blocks of 32 numbers are taken whole, longer ones in pieces; results and taps in several parts.
     conv_triton.CONV_SETTINGS = conv_triton.Settings(blocks=16, width=64, depth=32, warps=4, stages=2)
     conv_triton.NARROW_SETTINGS = conv_triton.CONV_SETTINGS

@@ -45,7 +45,7 @@ _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 def stream(
     kernel: Tensor, values: Tensor, out: Tensor, shape: tuple[int, int, int], walkers: int, *, statistics: bool
 ) -> Tensor:
-    """Write (1/S) Σ_j K_ij v_j to `out` and return the moments (B, H, parts, 3); see `axial_triton.integrate`.
+    """Write (1/S) Σ_j K_ij v_j to `out` and return the moments (B, H, parts, 3); see `axial_integral_triton.integrate`.
 
     `walkers` programs share the lines of a head, two or more each. A part is a channel of a consumer.
     """

@@ -153,7 +153,8 @@ def _tunable(
     sizes: Sizes, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, list[Any], Callable[..., Any]]]:
     """Yield kernels with their settings, the one in use first, and a function of `settings` that launches them."""
-    from ergoflow.ops import axial_triton, conv_triton, pool_triton
+    from ergoflow.ops import axial_gradient_triton, axial_integral_triton, conv_triton, pool_triton
+    from ergoflow.ops.tiles_triton import ProductSettings
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(dtype)
@@ -161,7 +162,6 @@ def _tunable(
     batch, grid, dim, heads, groups = sizes.batch, sizes.grid, sizes.dim, sizes.heads, sizes.groups
     points = grid[0] * grid[1]
     values = drawn(batch, points, heads * sizes.head_dim)
-    axial = axial_triton.Settings
 
     def each(launch: Callable[..., Any], *tensors: Tensor, settings: Any) -> None:
         """Launch on one sample after the other, as `mix` does at the sizes that matter."""
@@ -170,17 +170,17 @@ def _tunable(
 
     for axis, size in enumerate(grid):
         last = axis == len(grid) - 1
-        integrate = partial(axial_triton.integrate, grid=grid, axis=axis, statistics=last)
+        integrate = partial(axial_integral_triton.integrate, grid=grid, axis=axis, statistics=last)
         kernel = drawn(batch, heads, size, size)
-        settings = [axial_triton.LINE_SETTINGS, *(axial(*setting) for setting in PRODUCTS)]
+        settings = [axial_integral_triton.LINE_SETTINGS, *(ProductSettings(*setting) for setting in PRODUCTS)]
         yield f"integrate axis {axis}", settings, partial(each, integrate, kernel, values)
-        gradient = partial(axial_triton.kernel_gradient, grid=grid, axis=axis, heads=heads)
-        settings = [axial_triton.KERNEL_SETTINGS, *(axial(*setting) for setting in OUTER_PRODUCTS)]
+        gradient = partial(axial_gradient_triton.kernel_gradient, grid=grid, axis=axis, heads=heads)
+        settings = [axial_gradient_triton.KERNEL_SETTINGS, *(ProductSettings(*setting) for setting in OUTER_PRODUCTS)]
         yield f"kernel gradient axis {axis}", settings, partial(each, gradient, values.flip(0), values)
     ones = torch.ones(batch, heads, 1, device=device)
     fields = [drawn(batch, points, dim), drawn(batch, heads * sizes.head_dim, dim), values, ones, ones]
-    settings = [axial_triton.NORM_SETTINGS, *(axial(*setting) for setting in NORM_PRODUCTS)]
-    yield "norm gradient", settings, partial(each, axial_triton.add_norm_gradient, *fields)
+    settings = [axial_gradient_triton.NORM_SETTINGS, *(ProductSettings(*setting) for setting in NORM_PRODUCTS)]
+    yield "norm gradient", settings, partial(each, axial_gradient_triton.add_norm_gradient, *fields)
 
     pool, features, rows = pool_triton.Settings, drawn(batch, *grid, dim), drawn(2 * dim, dim)
     for axis in range(len(grid)):

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ergoflow.ops.pool import sides
-from ergoflow.ops.tiles_triton import SHORTEST, block, precision, product
+from ergoflow.ops.tiles_triton import PROCESSORS, SHORTEST, block, precision, product
 
 
 class Settings(NamedTuple):
@@ -42,8 +42,6 @@ LARGEST_SETTINGS = Settings(points=64, rows=256, warps=8, stages=2, resident=2)
 GRADIENT_SETTINGS = Settings(points=64, rows=256, warps=4, stages=1, resident=2)
 # Rows of w and (sample, coordinate) pairs per program of the weight's gradient, and pairs in flight.
 GATHER_ROWS, GATHER_PAIRS, GATHER_FLIGHT = 8, 64, 16
-# Multiprocessors of an H200.
-PROCESSORS = 132
 # Numbers of w that a program keeps in shared memory (256 rows of 128), and where exact products fill the registers.
 KEPT, KEPT_EXACT = 2**15, 2**12
 
