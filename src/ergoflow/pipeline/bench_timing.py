@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ergoflow.config import ChannelDatasetConfig, Recipe
 from ergoflow.data.info import DatasetInfo
 from ergoflow.data.normalize import Normalizer
-from ergoflow.ops.cuda_graph import graphed
+from ergoflow.ops.inference import recorded_inference
 from ergoflow.pipeline import simulate_channel, simulate_kolmogorov
 from ergoflow.pipeline.runs import RunFacts
 from ergoflow.training.losses import relative_l2_loss
@@ -75,8 +75,7 @@ def training_cost(
     optimizer = make_optimizer("adamw", model.parameters(), learning_rate=1e-4, betas=(0.9, 0.999), weight_decay=0.0)
 
     def forward(batch: Tensor) -> Tensor:
-        # Casts of weights are not kept from one call to the next: they belong into a recording.
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=not recorded):
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             prediction: Tensor = model(batch)
         return prediction.float()
 
@@ -87,7 +86,7 @@ def training_cost(
 
     def inference() -> float:
         with torch.inference_mode():
-            call = graphed(forward) if recorded else forward
+            call = recorded_inference(model, bf16=precision == "bf16", device=device) if recorded else forward
             return median_seconds(lambda: call(state), device)
 
     def training(stage: Callable[[float], int] | None) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from ergoflow.data.files import write_npz_atomic
 from ergoflow.data.store import ShardWriter, TrajectoryStore
 from ergoflow.metrics import StatisticsResult
 from ergoflow.numerics.trajectory import Step, rollout
-from ergoflow.ops.cuda_graph import graphed
+from ergoflow.ops.inference import recorded_inference
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import load_reference, new_statistics, skipped_frames
 from ergoflow.pipeline.runs import load_run, open_store, read_facts, require_same_run, rollout_info, write_json
@@ -76,14 +76,7 @@ def predict(
 
 def rolled_out(step: Step, recipe: Recipe, device: torch.device) -> Step:
     """A loaded model as `predict` calls it: in the recipe's precision, and on a GPU as one recorded graph."""
-
-    def forecast(state: Tensor) -> Tensor:
-        bf16 = recipe.evaluation.precision == "bf16"
-        # Weights are cast anew at every call: a cast kept from the first would not be part of the recording.
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            return step(state)
-
-    return graphed(forecast)
+    return recorded_inference(step, bf16=recipe.evaluation.precision == "bf16", device=device)
 
 
 def kept_steps(evaluation: EvaluationConfig) -> list[int]:
