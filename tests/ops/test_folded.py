@@ -69,6 +69,21 @@ def test_results_are_the_same_bit_by_bit_with_fewer_operations(config, inference
     assert counts[0] <= all_of_them
 
 
+def test_position_codes_are_made_once_where_their_frequencies_are_known():
+    state = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+
+    def operations(*, frequencies):
+        # Its features are kept from the first call on: a fresh model has none yet.
+        model, _ = drawn(A3M)
+        folded = Folded((*model.parameters(), *(model.buffers() if frequencies else ())))
+        found = [forward(model, state, folded) for _ in range(2)]
+        assert torch.equal(found[0][0], found[1][0])
+        return found[1][1]
+
+    codes = A3M.depth
+    assert operations(frequencies=True) <= operations(frequencies=False) - codes
+
+
 def test_what_depends_on_other_tensors_is_made_anew():
     weight, state = nn.Parameter(torch.ones(3)), torch.ones(3)
     with torch.no_grad(), Folded([weight]):

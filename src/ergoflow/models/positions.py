@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -55,13 +56,13 @@ def fourier_phases(
     autocast would round them to bfloat16.
     """
     num_axes, count = len(grid), frequencies.shape[1]
-    phases = torch.zeros((), device=frequencies.device, dtype=frequencies.dtype)
+    terms = []
     for axis, size in enumerate(grid):
         xi = axis_coordinates(size, coordinate_range, device=frequencies.device, dtype=frequencies.dtype)  # (S,)
         shape = [1] * num_axes + [count]
         shape[axis] = size
-        phases = phases + (2 * math.pi * xi[:, None] * frequencies[axis]).reshape(shape)
-    return phases  # (*grid, m)
+        terms.append((2 * math.pi * xi[:, None] * frequencies[axis]).reshape(shape))
+    return reduce(torch.add, terms)  # (*grid, m)
 
 
 def fourier_features(

@@ -40,7 +40,7 @@ class Folded(TorchDispatchMode):
             return func(*args, **kwargs)
         leaves, structure = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if not tensors or any(id(tensor) not in self._names for tensor in tensors) or not _is_function(func):
+        if any(id(tensor) not in self._names for tensor in tensors) or not _is_function(func, tensors):
             return func(*args, **kwargs)
         name = (func, structure, *(self._names[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in leaves))
         if name in self._results:
@@ -64,9 +64,11 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _is_function(func: Any) -> bool:
+def _is_function(func: Any, tensors: list[Tensor]) -> bool:
     """Whether the result is determined by the arguments, and not memory to be filled or a copy to be written to."""
     name = func.overloadpacket.__name__
+    if not tensors:
+        return name in ("arange", "linspace")
     fresh = name in ("clone", "lift_fresh") or name.startswith(("new_", "empty")) or name.endswith("_like")
     return not fresh and torch.Tag.nondeterministic_seeded not in func.tags
 

@@ -15,8 +15,9 @@ from ergoflow.ops.folded import Folded
 def recorded_inference(step: Step, *, bf16: bool, device: torch.device) -> Step:
     """Return `step`, with products in bfloat16 if asked for; the weights of a module must not change any more."""
     # On a CPU nothing is recorded, and looking at every operation costs more than it saves.
-    weights = step.parameters() if isinstance(step, nn.Module) and device.type == "cuda" else None
-    folded = Folded(weights) if weights is not None else None
+    folded = None
+    if isinstance(step, nn.Module) and device.type == "cuda":
+        folded = Folded((*step.parameters(), *step.buffers()))
 
     def forecast(state: Tensor) -> Tensor:
         # Torch's own store of casts ends with the block, and its casts would not be there when a recording is replayed.
