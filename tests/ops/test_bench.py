@@ -16,7 +16,7 @@ from ergoflow.ops.bench import Sizes, operator_cases, operator_rows
 # Channel counts of the demo's model.
 DEMO = Sizes(batch=4, grid=(64, 64), dim=32, heads=3, head_dim=8, latent=32, widths=(16, 16), taps=(9, 5), groups=2)
 TINY = Sizes(batch=1, grid=(8, 9), dim=4, heads=2, head_dim=4, latent=4, widths=(2, 2), taps=(5, 3), groups=2)
-TURNS = 5
+TURNS = 12
 OPERATORS = ["pool", "mix", "add and layer norm", "mix, add and layer norm", "kernel", "group norm"]
 
 
