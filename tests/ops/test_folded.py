@@ -90,6 +90,9 @@ def test_what_depends_on_other_tensors_is_made_anew():
         first = weight * 2 + state
         assert weight * 2 is weight * 2
         assert weight.to(torch.float64) is weight.to(torch.float64)
+        whole = weight.to(torch.int64)
+        assert (whole * 2).dtype == torch.int64
+        assert (whole * 2.0).dtype == torch.float32
         state += 1
         assert torch.equal(weight * 2 + state, first + 1)
         # Random numbers and memory to be filled are not results.

@@ -30,9 +30,9 @@ from ergoflow.ops.tiles_triton import (
     product,
 )
 
-# Each was the fastest of some ten on an H200. Rows are the channels of a head, columns and summands the points i and j
-# of a line: half of K stays in shared memory. (All of it would let every value be read once, not twice, but leaves room
-# for two lines of values only, and few programs hide what the product waits for.)
+# The fastest of nine on an H200 for two axes together. Rows are the channels of a head, columns and summands the points
+# i and j of a line: half of K stays in shared memory. (All of it would let every value be read once, not twice, but
+# leaves room for two lines of values only.)
 LINE_SETTINGS = ProductSettings(rows=64, columns=128, depth=256, warps=4, stages=4)
 # In float32, and in half precision where an axis or a head has another length.
 LONG_SETTINGS = ProductSettings(rows=128, columns=128, depth=64, warps=8, stages=3)

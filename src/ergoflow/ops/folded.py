@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_leaves
 
 
 class Folded(TorchDispatchMode):
@@ -38,11 +38,10 @@ class Folded(TorchDispatchMode):
             if any(id(tensor) in self._names for tensor in _written(func, args, kwargs)):
                 raise RuntimeError(f"what is made of weights must not be written to, got {func}; copy it first")
             return func(*args, **kwargs)
-        leaves, structure = tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(id(tensor) not in self._names for tensor in tensors) or not _is_function(func, tensors):
             return func(*args, **kwargs)
-        name = (func, structure, *(self._names[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in leaves))
+        name = (func, self._spelled(args), self._spelled(sorted(kwargs.items())))
         if name in self._results:
             return self._results[name]
         result = func(*args, **kwargs)
@@ -53,6 +52,14 @@ class Folded(TorchDispatchMode):
         for number, leaf in enumerate(made):
             self._name(leaf, (name, number))
         return result
+
+    def _spelled(self, value: Any) -> Hashable:
+        """Return an argument as a part of a name; 1, 1.0 and True are different ones."""
+        if isinstance(value, Tensor):
+            return self._names[id(value)]
+        if isinstance(value, list | tuple):
+            return tuple(self._spelled(part) for part in value)
+        return type(value), value
 
     def _name(self, tensor: Tensor, name: Hashable) -> None:
         # Kept, so that no other tensor can have its address.

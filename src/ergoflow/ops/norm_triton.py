@@ -25,7 +25,7 @@ class Settings(NamedTuple):
     programs: int
 
 
-# As many programs as run at a time on 132 multiprocessors, or a few times as many.
+# Sums: as many programs as run at a time on 132 multiprocessors. Combinations: one for every tile or two.
 SUMS_SETTINGS = Settings(size=4096, channels=256, warps=4, stages=1, programs=528)
 SCALE_SETTINGS = Settings(size=4096, channels=256, warps=4, stages=1, programs=32768)
 # Partial sums that are added up at a time.
