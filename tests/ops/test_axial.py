@@ -191,6 +191,94 @@ def test_lines_stream_on_hopper_where_head_length_and_precision_allow():
     assert not any((streams(size=192), streams(head_dim=32), streams(dtype=torch.float32), streams(start=1)))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("wanted", "dtype"), [(False, torch.bfloat16), (True, torch.float16), (True, torch.bfloat16)])
+@pytest.mark.parametrize("walkers", [1, 2, 5])
+@pytest.mark.parametrize("grid", [(256, 27), (256, 1), (128, 35), (128, 3, 4)])
+def test_values_are_projected_rounded_and_integrated_as_written(grid, walkers, wanted, dtype):
+    """Some rounds of the ring, odd numbers of lines, also fewer than programs; nothing beside them is touched."""
+    module = pytest.importorskip("ergoflow.ops.axial_value_triton")
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    size, rest = grid[0], math.prod(grid[1:])
+    generator = torch.Generator("cuda").manual_seed(walkers)
+    features = 1 + torch.randn(2, size * rest, 128, device="cuda", generator=generator).to(dtype)
+    value = torch.randn(3 * 64, 128, device="cuda", generator=generator).to(dtype) / 8
+    kernel = 1 + torch.randn(2, 3, size, size, device="cuda", generator=generator).to(dtype)
+    into = torch.full((2, 2, size * rest, 5 * 64), float("nan"), device="cuda", dtype=dtype)
+    out, values = into[..., 64:256]
+    given = values if wanted else None
+    module.project_and_integrate(kernel, features, value, out, (1, size, rest), walkers, values=given)
+    v = (features.double() @ value.double().mT).to(dtype).double()
+    lines = v.view(2, size, rest, 3, 64)
+    exact = (torch.einsum("bhij,bjrhc->birhc", kernel.double(), lines) / size).reshape(out.shape)
+    # The result is rounded once more.
+    assert (out.double() - exact).norm() < torch.finfo(dtype).eps * exact.norm()
+    # Sums of another order round to the same but where they lie between two numbers.
+    assert (values.double() - v).norm() < 0.1 * torch.finfo(dtype).eps * v.norm() if wanted else values.isnan().all()
+    assert into[..., :64].isnan().all()
+    assert into[..., 256:].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("walkers", [1, 2, 5, 27])
+@pytest.mark.parametrize("grid", [(256, 27), (27, 256), (128, 35), (3, 128, 12)])
+def test_paired_gradients_of_an_axis_are_those_written(grid, walkers, dtype):
+    """Walks of one line and of many rounds of the ring; columns of wider fields."""
+    pair = pytest.importorskip("ergoflow.ops.axial_pair_triton").pair
+    axis = next(axis for axis, size in enumerate(grid) if size in (128, 256))
+    size = grid[axis]
+    shape = math.prod(grid[:axis]), size, math.prod(grid[axis + 1 :])
+    generator = torch.Generator("cuda").manual_seed(walkers)
+    wide = 1 + torch.randn(2, math.prod(grid), 9 * 64, device="cuda", generator=generator).to(dtype)
+    kernel = 1 + torch.randn(2, 3, size, size, device="cuda", generator=generator).to(dtype)
+    d_out, values = wide[..., 64:256], wide[..., 320:512]
+    d_kernel = torch.full(kernel.shape, float("nan"), device="cuda")
+    d_values, _ = pair(kernel, d_out, values, shape, walkers, d_kernel=d_kernel)
+    d, v = (t.double().unflatten(2, (3, 64)).unflatten(1, shape) for t in (d_out, values))  # (B, P, S, Q, H, d)
+    exact = torch.einsum("bhji,bpjqhc->bpiqhc", kernel.double(), d).reshape(d_values.shape) / size
+    # The result is rounded once. The kernel's gradient is 144 sums in a row, each cut off after some 22 bits.
+    assert (d_values.double() - exact).norm() < torch.finfo(dtype).eps * exact.norm()
+    exact = torch.einsum("bpiqhc,bpjqhc->bhij", d, v) / size
+    assert (d_kernel.double() - exact).norm() < 1e-4 * exact.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_values_are_projected_on_the_way_where_streams_are_and_features_have_128_channels():
+    module = pytest.importorskip("ergoflow.ops.axial_integral_triton")
+
+    def projects(*, size=256, channels=128, dtype=torch.bfloat16, transposed=False):
+        features = torch.empty(1, 4 * size, channels, device="cuda", dtype=dtype)
+        value, kernel = features.new_empty(128, channels), features.new_empty(1, 2, size, size)
+        out = features.new_empty(1, 4 * size, 128)
+        return module._can_project(kernel.mT if transposed else kernel, features, value, out, (1, size, 4))
+
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    assert projects() == projects(size=128, dtype=torch.float16) == hopper
+    assert not any(
+        (projects(size=192), projects(channels=64), projects(dtype=torch.float32), projects(transposed=True))
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gradients_are_paired_on_hopper_where_head_length_and_precision_allow():
+    module = pytest.importorskip("ergoflow.ops.axial_triton")
+
+    def pairs(*, size=256, head_dim=64, dtype=torch.bfloat16, transposed=False):
+        values = torch.empty(1, 4 * size, 2 * head_dim, device="cuda", dtype=dtype)
+        kernel = torch.empty(1, 2, size, size, device="cuda", dtype=dtype)
+        return module._can_pair(kernel.mT if transposed else kernel, values, values, (4, size, 1))
+
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    assert pairs() == pairs(size=128, dtype=torch.float16) == hopper
+    assert not any((pairs(size=192), pairs(head_dim=32), pairs(dtype=torch.float32), pairs(transposed=True)))
+
+
 def test_samples_are_worked_on_in_equal_parts(monkeypatch):
     """Samples of ten numbers, four of which fit: as many as divide the batch; never less than one."""
     module = pytest.importorskip("ergoflow.ops.axial_triton")

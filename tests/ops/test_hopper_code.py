@@ -154,6 +154,34 @@ def streams():
                 yield axial_stream_triton._stream_kernel, fields | whole, own | blocks
 
 
+def values():
+    """The argument types and constants of the integral that makes its values, at 256² and 128²; also of one line."""
+    from ergoflow.ops import axial_value_triton as module
+
+    for size in module.BUFFERS:
+        square, weight, piece, line = (
+            f"tensordesc<bf16[{tile}],{module.LAYOUT!r}>"
+            for tile in (f"1,1,{size},{module.PIECE}", "1,1,64,128", f"1,{module.PIECE},1,128", f"1,{size},1,64")
+        )
+        part = f"tensordesc<bf16[1,{module.PIECE},1,64],{module.LAYOUT!r}>"
+        fields = {"kernel": square, "value": weight, "features": piece, "out": line, "values": part}
+        whole = dict.fromkeys(("after", "lines", "walkers"), WHOLE)
+        for own in ({}, {"values": None}, {"values": None, "after": 1}):
+            yield module._value_kernel, size, fields | whole, own | {"BUFFERS": module.BUFFERS[size]}
+
+
+def pairs():
+    """The argument types and constants of the two gradients in one kernel at 256² and 128²: first axis, last axis."""
+    from ergoflow.ops import axial_pair_triton
+
+    for size, buffers in axial_pair_triton.BUFFERS.items():
+        shapes = {"kernel": f"1,1,{size},64", "d_out": f"1,{size},1,64", "values": "1,128,1,64", "out": "1,64,1,64"}
+        fields = {name: f"tensordesc<bf16[{tile}],{axial_pair_triton.LAYOUT!r}>" for name, tile in shapes.items()}
+        whole = {"parts": WIDE} | dict.fromkeys(("after", "lines", "walkers"), WHOLE)
+        for own in ({}, {"after": 1}):
+            yield axial_pair_triton._pair_kernel, fields | whole, own | {"BUFFERS": buffers}, size
+
+
 def norms():
     """Kernels of the norms, which have no products, with settings, argument types and constants at 256²."""
     from ergoflow.ops import norm_triton, residual_triton
@@ -197,6 +225,35 @@ def test_streams_copy_through_the_engine_both_ways_and_spill_nothing(tmp_path):
         # A line is one product of 64 rows, in two consumers; the result is turned on its way to shared memory.
         size = re.findall(r"bf16\[1,(\d+)", arguments["values"])[0]
         assert code.count(f"HGMMA.64x{size}x16") == 2 * int(size) // 16, constants
+        assert all(name in code for name in (ENGINE, "UTMASTG", "STSM.16.MT88.4")), constants
+
+
+def test_values_pass_from_product_to_product_in_registers(tmp_path):
+    settings = SimpleNamespace(warps=4, stages=1)
+    for kernel, size, arguments, constants in values():
+        stack, shared, code = compiled(kernel, settings, arguments, constants, tmp_path)
+        pieces = size // 64
+        assert stack == 0, constants
+        assert shared <= SHARED, constants
+        # Two consumers; the left side of the second product comes from registers.
+        assert code.count("HGMMA.64x64x16") == 2 * 8 * pieces, constants
+        assert len(re.findall(rf"HGMMA.64x{size}x16\S* R\d+, R\d+, gdesc", code)) == 2 * size // 16, constants
+        # A product is waited for where the kernel says so: with too few registers, after every instruction.
+        assert code.count("WARPGROUP.DEPBAR") == 2 * 2 * pieces, constants
+        assert all(name in code for name in (ENGINE, "UTMASTG", "STSM.16.MT88.4")), constants
+
+
+def test_pairs_of_products_overlap_and_spill_nothing(tmp_path):
+    settings = SimpleNamespace(warps=4, stages=1)
+    for kernel, arguments, constants, size in pairs():
+        stack, shared, code = compiled(kernel, settings, arguments, constants, tmp_path)
+        assert stack == 0, constants
+        assert shared <= SHARED, constants
+        # Two consumers: a line's integral at 64 of its points, the sums of half of the kernel's rows.
+        assert code.count("HGMMA.64x64x16") == 2 * size // 16, constants
+        assert code.count("HGMMA.64x128x16") == 2 * (size // 128) * 4, constants
+        # One wait for either product, one at the end: else each instruction waits for the one before.
+        assert code.count("WARPGROUP.DEPBAR") == 2 * 3, constants
         assert all(name in code for name in (ENGINE, "UTMASTG", "STSM.16.MT88.4")), constants
 
 

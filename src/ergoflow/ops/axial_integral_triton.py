@@ -2,8 +2,8 @@
 
 Heads of the usual width go through Hopper's copy engine: a descriptor says how the values lie in memory, one thread
 asks for a line of them, and neither addresses nor masks take registers; axes of the usual lengths have a kernel of
-their own, in `axial_stream_triton`. Other heads, longer axes and float32 take a kernel whose threads load by
-themselves.
+their own, in `axial_stream_triton`, and the first of them one that also makes the values, in `axial_value_triton`.
+Other heads, longer axes and float32 take a kernel whose threads load by themselves.
 """
 
 from __future__ import annotations
@@ -67,6 +67,24 @@ def integrate(
     if head_dim == own.rows and shape[1] <= own.depth and can_describe(values, out):
         return out, _integrate_lines(kernel, values, out, shape, statistics, own)
     return out, _integrate_tiles(kernel, values, out, shape, statistics, settings or LONG_SETTINGS)
+
+
+def integrate_values(
+    kernel: Tensor, features: Tensor, value: Tensor, grid: Sequence[int], *, values: Tensor | None = None
+) -> Tensor:
+    """Return (1/S) Σ_j K_ij v_j along the first axis, v = x Wvᵀ being rounded; it is written to `values` if given.
+
+    Features x are (B, N, D), the weight `value` is (H·d, D), the kernel (B, H, S, S).
+    """
+    shape, out = sides(grid, 0), features.new_empty(*features.shape[:2], len(value))
+    if not _can_project(kernel, features, value, out, shape):
+        return integrate(kernel, torch.matmul(features, value.mT, out=values), grid, 0, out=out)[0]
+    from ergoflow.ops.axial_value_triton import project_and_integrate
+
+    # Twice as many programs as run at a time, as above.
+    walkers = 2 * count_walkers(kernel.shape[0] * kernel.shape[1], shape[2] // 4, 1)
+    project_and_integrate(kernel, features, value, out, shape, walkers, values=values)
+    return out
 
 
 def _integrate_lines(
@@ -156,7 +174,7 @@ def statistics_of(moments: Tensor) -> tuple[Tensor, Tensor]:
 
 def _can_stream(kernel: Tensor, values: Tensor, out: Tensor, shape: tuple[int, int, int]) -> bool:
     """Return whether `axial_stream_triton` takes these: the one place that says so."""
-    if INTERPRETED or not values.is_cuda or not _is_hopper(values.device):
+    if INTERPRETED or not values.is_cuda or not is_hopper(values.device):
         return False
     from ergoflow.ops.axial_stream_triton import BUFFERS, HEAD_DIM
 
@@ -169,8 +187,17 @@ def _can_stream(kernel: Tensor, values: Tensor, out: Tensor, shape: tuple[int, i
     )
 
 
+def _can_project(kernel: Tensor, features: Tensor, value: Tensor, out: Tensor, shape: tuple[int, int, int]) -> bool:
+    """Return whether `axial_value_triton` takes these: the one place that says so. It streams lines too."""
+    if kernel.stride(3) != 1 or not _can_stream(kernel, out, out, shape):
+        return False
+    from ergoflow.ops.axial_value_triton import FEATURES
+
+    return features.shape[2] == FEATURES and can_describe(features, value)
+
+
 @lru_cache
-def _is_hopper(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
     """Return whether a GPU is one, and triton has the language to say so."""
     return torch.cuda.get_device_capability(device)[0] == HOPPER and find_spec("triton.experimental.gluon") is not None
 

@@ -38,8 +38,8 @@ BUFFERS = {128: 8, 256: 3}
 LAYOUT = gl.NVMMASharedLayout(128, 16, 4)
 """Of K and of lines in shared memory: swizzled rows of 128 bytes of 16-bit numbers, four axes."""
 # Names from triton 3.7 on, and before.
-_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 def stream(
@@ -124,14 +124,14 @@ def _produce(
     outer, head, after, walker, lines, walkers = walk
     BUFFERS: gl.constexpr = ring.shape[0]
     mbarrier.expect(ready, kernel.block_type.nbytes)
-    _load(kernel, [sample, head, 0, 0], ready, weights)
+    load_tile(kernel, [sample, head, 0, 0], ready, weights)
     for step in range(gl.cdiv(lines - walker, walkers)):
         line = walker + step * walkers
         slot = step % BUFFERS
         mbarrier.wait(free.index(slot), (step // BUFFERS & 1) ^ 1)
         arrived = full.index(step % (2 * BUFFERS))
         mbarrier.expect(arrived, values.block_type.nbytes)
-        _load(values, [outer + line // after, 0, line % after, head * ring.shape[4]], arrived, ring.index(slot))
+        load_tile(values, [outer + line // after, 0, line % after, head * ring.shape[4]], arrived, ring.index(slot))
 
 
 @gluon.jit
@@ -172,7 +172,7 @@ def _consume(
         result = warpgroup_mma(tile, k, acc, use_acc=False) * (1 / SIZE)
         tile.store(result.to(out.dtype))
         fence_async_shared()
-        _store(out, [outer + line // after, 0, line % after, head * DIM], buffer)
+        store_tile(out, [outer + line // after, 0, line % after, head * DIM], buffer)
         if STATISTICS:
             of_line = gl.sum(result, 1) / SIZE
             gap = result - of_line[:, None]

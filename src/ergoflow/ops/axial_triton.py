@@ -4,10 +4,12 @@ The values are the large thing (134 MB per sample at 256² with 16 heads of 64 i
 
     v = x Wvᵀ  →  one product per axis  →  u  →  y = u (r Wm)ᵀ + shift
 
-reads and writes them once. Only u is kept for the gradient; v and the partly integrated values are computed again, a
-few samples at a time. The products with dense weights are torch's own; the others have kernels: the integral along an
-axis (`axial_integral_triton`; the last one also takes the statistics of u), the gradient of a kernel, and the gradient
-of u, in which the head norm adds slope·u + offset to a product of two matrices (`axial_gradient_triton`).
+reads and writes them once; on Hopper the first two are one kernel, which writes v only for the gradient. Only u is kept
+until then; v and the partly integrated values are computed again, a few samples at a time. The other products with
+dense weights are torch's own; the rest have kernels: the integral along an axis (`axial_integral_triton`; the last one
+also takes the statistics of u), the gradient of a kernel, and the gradient of u, in which the head norm adds
+slope·u + offset to a product of two matrices (`axial_gradient_triton`). On Hopper one kernel makes the gradient of a
+kernel and the next integral of the same values (`axial_pair_triton`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from torch import Tensor
 
 from ergoflow.ops.axial import fold_norm, norm_gradient
 from ergoflow.ops.axial_gradient_triton import add_norm_gradient, kernel_gradient
-from ergoflow.ops.axial_integral_triton import integrate, statistics_of
+from ergoflow.ops.axial_integral_triton import integrate, integrate_values, is_hopper, statistics_of
+from ergoflow.ops.pool import sides
+from ergoflow.ops.tiles_triton import INTERPRETED, can_describe, count_walkers
 
 # Numbers in the values that are worked on at a time: one sample at 256² with 16 heads of 64.
 CHUNK = 2**26
@@ -33,9 +37,12 @@ def mix(x: Tensor, value: Tensor, merge: Tensor, kernels: Sequence[Tensor]) -> l
     u = x.new_empty(*features.shape[:2], len(value))
     moments = []
     for part in _chunks(u):
-        values = F.linear(features[part], value)
-        for axis, kernel in enumerate(kernels[:-1]):
-            values, _ = integrate(kernel[part], values, grid, axis)
+        if last == 0:
+            values = F.linear(features[part], value)
+        else:
+            values = integrate_values(kernels[0][part], features[part], value, grid)
+        for axis in range(1, last):
+            values, _ = integrate(kernels[axis][part], values, grid, axis)
         moments.append(integrate(kernels[-1][part], values, grid, last, out=u[part], statistics=True)[1])
     mean, rate = statistics_of(torch.cat(moments))
     scaled, shift = fold_norm(merge, mean, rate)
@@ -52,7 +59,7 @@ def mix_gradient(
 ) -> list[Tensor]:
     """Return the gradients of x, value, merge and the kernels."""
     mean, rate, u = kept
-    batch, grid, heads = x.shape[0], x.shape[1:-1], mean.shape[1]
+    batch, grid = x.shape[0], x.shape[1:-1]
     features = x.contiguous().view(batch, -1, x.shape[-1])  # (B, N, D)
     g = gradient.reshape(batch, -1, len(merge)).contiguous()  # (B, N, E)
     parts = _chunks(u)
@@ -64,17 +71,43 @@ def mix_gradient(
     d_value = value.new_empty(len(parts), *value.shape)
     d_kernels = [torch.empty(kernel.shape, device=x.device, dtype=torch.float32) for kernel in kernels]
     for index, part in enumerate(parts):
-        stages = [F.linear(features[part], value)]
-        for axis, kernel in enumerate(kernels[:-1]):
-            stages.append(integrate(kernel[part], stages[-1], grid, axis)[0])
+        stages = [torch.empty_like(u[part])]
+        if len(kernels) == 1:
+            torch.matmul(features[part], value.mT, out=stages[0])
+        else:
+            stages.append(integrate_values(kernels[0][part], features[part], value, grid, values=stages[0]))
+        for axis in range(1, len(kernels) - 1):
+            stages.append(integrate(kernels[axis][part], stages[-1], grid, axis)[0])
         d_values = add_norm_gradient(g[part], scaled[part], u[part], slope[part], offset[part])
         for axis in reversed(range(len(kernels))):
-            kernel_gradient(d_values, stages.pop(), grid, axis, heads, out=d_kernels[axis][part])
-            d_values, _ = integrate(kernels[axis][part].mT, d_values, grid, axis)
+            d_values = _axis_gradient(kernels[axis][part], d_values, stages.pop(), grid, axis, d_kernels[axis][part])
         torch.matmul(d_values, value, out=d_x[part])
         torch.mm(d_values.flatten(0, 1).mT, features[part].flatten(0, 1), out=d_value[index])
     weights = [d_value.sum(0, dtype=torch.float32).to(value.dtype), d_merge]
     return [d_x.view(x.shape), *weights, *(d.to(kernel.dtype) for d, kernel in zip(d_kernels, kernels, strict=True))]
+
+
+def _axis_gradient(
+    kernel: Tensor, d_out: Tensor, values: Tensor, grid: Sequence[int], axis: int, d_kernel: Tensor
+) -> Tensor:
+    """Return the gradient of the values that an axis integrated, and write that of its kernel to `d_kernel`."""
+    before, size, after = shape = sides(grid, axis)
+    if _can_pair(kernel, d_out, values, shape):
+        from ergoflow.ops.axial_pair_triton import COLUMNS, pair
+
+        walkers = count_walkers(kernel.shape[0] * kernel.shape[1] * size // COLUMNS, before * after, 1)
+        return pair(kernel, d_out, values, shape, walkers, d_kernel=d_kernel)[0]
+    kernel_gradient(d_out, values, grid, axis, kernel.shape[1], out=d_kernel)
+    return integrate(kernel.mT, d_out, grid, axis)[0]
+
+
+def _can_pair(kernel: Tensor, d_out: Tensor, values: Tensor, shape: tuple[int, int, int]) -> bool:
+    """Return whether `axial_pair_triton` takes these: the one place that says so."""
+    if INTERPRETED or not values.is_cuda or not is_hopper(values.device):
+        return False
+    from ergoflow.ops.axial_pair_triton import BUFFERS, HEAD_DIM
+
+    return shape[1] in BUFFERS and values.shape[2] == HEAD_DIM * kernel.shape[1] and can_describe(kernel, d_out, values)
 
 
 def _chunks(u: Tensor) -> list[slice]:
