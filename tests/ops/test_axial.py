@@ -236,8 +236,8 @@ def test_paired_gradients_of_an_axis_are_those_written(grid, walkers, dtype):
     wide = 1 + torch.randn(2, math.prod(grid), 9 * 64, device="cuda", generator=generator).to(dtype)
     kernel = 1 + torch.randn(2, 3, size, size, device="cuda", generator=generator).to(dtype)
     d_out, values = wide[..., 64:256], wide[..., 320:512]
-    d_kernel = torch.full(kernel.shape, float("nan"), device="cuda")
-    d_values, _ = pair(kernel, d_out, values, shape, walkers, d_kernel=d_kernel)
+    parts = torch.full((2, walkers, 3, size, size), float("nan"), device="cuda")
+    d_values, d_kernel = pair(kernel, d_out, values, shape, parts), parts.sum(1)
     d, v = (t.double().unflatten(2, (3, 64)).unflatten(1, shape) for t in (d_out, values))  # (B, P, S, Q, H, d)
     exact = torch.einsum("bhji,bpjqhc->bpiqhc", kernel.double(), d).reshape(d_values.shape) / size
     # The result is rounded once. The kernel's gradient is 144 sums in a row, each cut off after some 22 bits.
@@ -272,7 +272,7 @@ def test_gradients_are_paired_on_hopper_where_head_length_and_precision_allow():
     def pairs(*, size=256, head_dim=64, dtype=torch.bfloat16, transposed=False):
         values = torch.empty(1, 4 * size, 2 * head_dim, device="cuda", dtype=dtype)
         kernel = torch.empty(1, 2, size, size, device="cuda", dtype=dtype)
-        return module._can_pair(kernel.mT if transposed else kernel, values, values, (4, size, 1))
+        return module._can_pair(kernel.mT if transposed else kernel, values, (4, size, 1))
 
     hopper = torch.cuda.get_device_capability()[0] == 9
     assert pairs() == pairs(size=128, dtype=torch.float16) == hopper

@@ -81,8 +81,8 @@ def integrate_values(
         return integrate(kernel, torch.matmul(features, value.mT, out=values), grid, 0, out=out)[0]
     from ergoflow.ops.axial_value_triton import project_and_integrate
 
-    # Twice as many programs as run at a time, as above.
-    walkers = 2 * count_walkers(kernel.shape[0] * kernel.shape[1], shape[2] // 4, 1)
+    # Measured: as many programs as run at a time, and twice as many where they write two fields.
+    walkers = (1 if values is None else 2) * count_walkers(kernel.shape[0] * kernel.shape[1], shape[2] // 4, 1)
     project_and_integrate(kernel, features, value, out, shape, walkers, values=values)
     return out
 

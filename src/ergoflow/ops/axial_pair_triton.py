@@ -52,25 +52,18 @@ BUFFERS = {128: 5, 256: 3}
 """Slots of the ring by the length of a line: beside K and the results as many as fit in 227 kB."""
 
 
-def pair(
-    kernel: Tensor,
-    d_out: Tensor,
-    values: Tensor,
-    shape: tuple[int, int, int],
-    walkers: int,
-    *,
-    d_kernel: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return (1/S) Σ_j K_ji d_j like `d_out` (B, N, H·d), and (1/S) Σ d_i v_j (B, H, S, S) in float32.
+def pair(kernel: Tensor, d_out: Tensor, values: Tensor, shape: tuple[int, int, int], parts: Tensor) -> Tensor:
+    """Return (1/S) Σ_j K_ji d_j like `d_out` (B, N, H·d); write (1/S) Σ d_i v_j to `parts` (B, T, H, S, S), float32.
 
-    The second is summed over the lines of a grid (P, S, Q) and the channels of a head, and written to `d_kernel` if
-    given. `walkers` programs share the lines of a block; torch adds up their parts.
+    The second is summed over the lines of a grid (P, S, Q) and the channels of a head; T programs share the lines of a
+    block, and their parts are still to be added up.
     """
     before, size, after = shape
     batch, heads = kernel.shape[:2]
+    walkers = parts.shape[1]
+    assert parts.is_contiguous(), "the kernel counts from part to part"
     assert walkers <= before * after, "every program needs a line"
     out = torch.empty_like(d_out)
-    parts = torch.empty(walkers, *kernel.shape, device=kernel.device, dtype=torch.float32)
 
     def describe(field: Tensor, points: int) -> TensorDescriptor:
         lines = field.unflatten(1, shape).flatten(0, 1)  # (B·P, S, Q, H·d)
@@ -88,7 +81,7 @@ def pair(
         BUFFERS=BUFFERS[size],
         num_warps=4,
     )
-    return out, torch.sum(parts, 0, out=d_kernel)
+    return out
 
 
 @gluon.jit
@@ -97,7 +90,7 @@ def _pair_kernel(
     d_out: tma.tensor_descriptor,  # (B·P, size, after, heads·d)
     values: tma.tensor_descriptor,  # the same
     out: tma.tensor_descriptor,  # the same
-    parts: gl.tensor,  # (walkers, B, heads, size, size), float32
+    parts: gl.tensor,  # (B, walkers, heads, size, size), float32
     after: gl.tensor,
     lines: gl.tensor,  # P·after
     walkers: gl.tensor,
@@ -126,7 +119,7 @@ def _pair_kernel(
         mbarrier.init(free.index(slot), count=2)
     memory = (weights, left, right, ready, full, free)
     walk = (sample * (lines // after), head, first, after, walker, lines, walkers)
-    matrix = (walker * (gl.num_programs(2) // walkers) + sample) * gl.num_programs(1) + head
+    matrix = gl.program_id(2) * gl.num_programs(1) + head
     part = parts + matrix.to(gl.int64) * (SIZE * SIZE) + first
     gl.warp_specialize(
         [

@@ -69,7 +69,9 @@ def mix_gradient(
     d_merge, scaled, slope, offset = norm_gradient(moments, g, merge, mean, rate)
     d_x = torch.empty_like(features)
     d_value = value.new_empty(len(parts), *value.shape)
-    d_kernels = [torch.empty(kernel.shape, device=x.device, dtype=torch.float32) for kernel in kernels]
+    shapes, first = [sides(grid, axis) for axis in range(len(kernels))], parts[0]
+    paired = [_can_pair(kernel[first], u[first], shape) for kernel, shape in zip(kernels, shapes, strict=True)]
+    sums = [_new_sums(k[first], batch, s, paired=p) for k, s, p in zip(kernels, shapes, paired, strict=True)]
     for index, part in enumerate(parts):
         stages = [torch.empty_like(u[part])]
         if len(kernels) == 1:
@@ -80,34 +82,47 @@ def mix_gradient(
             stages.append(integrate(kernels[axis][part], stages[-1], grid, axis)[0])
         d_values = add_norm_gradient(g[part], scaled[part], u[part], slope[part], offset[part])
         for axis in reversed(range(len(kernels))):
-            d_values = _axis_gradient(kernels[axis][part], d_values, stages.pop(), grid, axis, d_kernels[axis][part])
+            kernel, own = kernels[axis][part], sums[axis][part]
+            d_values = _axis_gradient(kernel, d_values, stages.pop(), grid, axis, own, paired=paired[axis])
         torch.matmul(d_values, value, out=d_x[part])
         torch.mm(d_values.flatten(0, 1).mT, features[part].flatten(0, 1), out=d_value[index])
     weights = [d_value.sum(0, dtype=torch.float32).to(value.dtype), d_merge]
-    return [d_x.view(x.shape), *weights, *(d.to(kernel.dtype) for d, kernel in zip(d_kernels, kernels, strict=True))]
+    return [d_x.view(x.shape), *weights, *(d.sum(1).to(kernel.dtype) for d, kernel in zip(sums, kernels, strict=True))]
+
+
+def _new_sums(kernel: Tensor, batch: int, shape: tuple[int, int, int], *, paired: bool) -> Tensor:
+    """Return room for the gradient (batch, T, H, S, S) of all samples' kernels in T parts, given some samples' kernel.
+
+    One sum over the parts of all samples costs half of what one for each does.
+    """
+    before, size, after = shape
+    parts = 1
+    if paired:
+        from ergoflow.ops.axial_pair_triton import COLUMNS
+
+        parts = count_walkers(kernel.shape[:2].numel() * size // COLUMNS, before * after, 1)
+    return torch.empty(batch, parts, *kernel.shape[1:], device=kernel.device, dtype=torch.float32)
 
 
 def _axis_gradient(
-    kernel: Tensor, d_out: Tensor, values: Tensor, grid: Sequence[int], axis: int, d_kernel: Tensor
+    kernel: Tensor, d_out: Tensor, values: Tensor, grid: Sequence[int], axis: int, sums: Tensor, *, paired: bool
 ) -> Tensor:
-    """Return the gradient of the values that an axis integrated, and write that of its kernel to `d_kernel`."""
-    before, size, after = shape = sides(grid, axis)
-    if _can_pair(kernel, d_out, values, shape):
-        from ergoflow.ops.axial_pair_triton import COLUMNS, pair
+    """Return the gradient of the values that an axis integrated, and write that of its kernel to `sums`, in parts."""
+    if paired:
+        from ergoflow.ops.axial_pair_triton import pair
 
-        walkers = count_walkers(kernel.shape[0] * kernel.shape[1] * size // COLUMNS, before * after, 1)
-        return pair(kernel, d_out, values, shape, walkers, d_kernel=d_kernel)[0]
-    kernel_gradient(d_out, values, grid, axis, kernel.shape[1], out=d_kernel)
+        return pair(kernel, d_out, values, sides(grid, axis), sums)
+    kernel_gradient(d_out, values, grid, axis, kernel.shape[1], out=sums[:, 0])
     return integrate(kernel.mT, d_out, grid, axis)[0]
 
 
-def _can_pair(kernel: Tensor, d_out: Tensor, values: Tensor, shape: tuple[int, int, int]) -> bool:
-    """Return whether `axial_pair_triton` takes these: the one place that says so."""
+def _can_pair(kernel: Tensor, values: Tensor, shape: tuple[int, int, int]) -> bool:
+    """Return whether `axial_pair_triton` takes a kernel and values and gradients like these."""
     if INTERPRETED or not values.is_cuda or not is_hopper(values.device):
         return False
     from ergoflow.ops.axial_pair_triton import BUFFERS, HEAD_DIM
 
-    return shape[1] in BUFFERS and values.shape[2] == HEAD_DIM * kernel.shape[1] and can_describe(kernel, d_out, values)
+    return shape[1] in BUFFERS and values.shape[2] == HEAD_DIM * kernel.shape[1] and can_describe(kernel, values)
 
 
 def _chunks(u: Tensor) -> list[slice]:
