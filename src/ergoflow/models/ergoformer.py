@@ -18,14 +18,14 @@ pools by the mean alone. A kernel shared by all rows cannot shear: u(y) ∂x nee
 At the start W_o = 0 and exp(A) is close to I, so every setting begins as the U-Net with the same weights, and the head
 is zero: a model of increments begins as persistence.
 
-Parameters of the default configuration on a plane, one vorticity in and out: 6,450,804.
+Parameters of the default configuration on a plane, one vorticity in and out: 4,619,316.
 
-    U-Net    3 channels in, 1 out                                          6,302,564
+    U-Net    3 channels in, 1 out                                          4,471,076
     layers   2 × (LayerNorm 384; queries and keys 2 × 36,864; rates 8)       148,240
 
 kernel="free" has values and merge, 73,728, in place of the rates of a layer; "mean" adds 2 reducers × 148,416 to a
-layer and "a3m" 6. An operator at 320 channels has 102,400 (exact: 51,040). Multiply-adds of the default: 5.28 G at
-128², 23.0 G at 256², a tenth of `a3m`'s.
+layer and "a3m" 6. An operator at 256 channels has 65,536 (exact: 32,640). Multiply-adds of the default: 4.82 G at
+128², 21.1 G at 256², a tenth of `a3m`'s.
 
 Symmetries. Along periodic axes the model commutes with translations by the stride of the U-Net (8 points by default),
 for every setting but `codes="random"`. Between walls it knows where it is. Reflections and rotations hold for no
@@ -61,8 +61,8 @@ WALL_MODES = 8
 class ErgoformerConfig:
     """The architecture of `ergoformer`."""
 
-    unet: ConvNeXtConfig = field(default_factory=ConvNeXtConfig)
-    """The local part; `unet.kernel=1` leaves its convolutions out."""
+    unet: ConvNeXtConfig = field(default_factory=lambda: ConvNeXtConfig(widths=(96, 192, 256), blocks=(3, 3, 3, 3, 3)))
+    """The local part, of a size whose weights fit in 10 MB; `unet.kernel=1` leaves its convolutions out."""
     velocity: bool = True
     """Whether the velocity joins the inputs; only for one vorticity on a periodic plane."""
     wall_code: bool = True
