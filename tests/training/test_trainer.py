@@ -172,6 +172,30 @@ def test_time_budget_ends_the_run_and_drives_its_schedule(tmp_path: Path) -> Non
     assert rates == pytest.approx([0.015 * (1 + math.cos(math.pi * step / 12)) for step in range(12)])
 
 
+def test_time_budget_does_not_pay_for_the_first_update(tmp_path: Path) -> None:
+    """The first update takes 1000 s, as one that compiles kernels does, others 2.5 s: twelve fit in half a minute."""
+    seconds = itertools.accumulate([1000.0, *itertools.repeat(2.5, 50)], initial=0.0)
+    now = [next(seconds)]
+
+    class Slow:
+        generator = torch.Generator()
+
+        def __call__(self, step: NormalizedStep, batch: Tensor, progress: float = 1.0) -> Losses:
+            now[0] = next(seconds)
+            return objective()(step, batch, progress)
+
+    result = train(
+        NormalizedStep(new_model()),
+        Slow(),
+        rotating_windows(),
+        config=config(epochs=1000, max_minutes=0.5),
+        folder=tmp_path,
+        seed=0,
+        clock=lambda: now[0],
+    )
+    assert (result.step, result.seconds) == (13, 30)
+
+
 def test_time_budget_counts_the_time_before_a_resumption(tmp_path: Path) -> None:
     def clock_from(start: float):
         ticks = itertools.count()

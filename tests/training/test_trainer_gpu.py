@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from ergoflow.models.operator import LatentOperator
 from ergoflow.training.checkpoint import STATE_FILE, load_state
 from ergoflow.training.objectives import ObjectiveConfig, make_objective
 from ergoflow.training.optimizers import make_optimizer
-from ergoflow.training.recorded import RecordedGradients
+from ergoflow.training.recorded import RecordedGradients, Rehearse
 from ergoflow.training.stepper import NormalizedStep, NormalizedWindows
 from ergoflow.training.trainer import Progress, TrainingConfig, TrainingInterrupted, TrainResult, train
 
@@ -170,6 +171,35 @@ def test_replays_draw_the_numbers_that_plain_calls_draw_next_and_recording_draws
     plain, replayed = drawn(None), drawn(lambda progress: 0)
     torch.testing.assert_close(replayed, plain)
     assert not torch.equal(plain[0], plain[1])
+
+
+def test_a_rehearsal_is_held_before_the_first_recording_alone_and_leaves_no_trace() -> None:
+    weight = nn.Parameter(torch.ones(5, device="cuda"))
+    held = []
+
+    def drawn(rehearse: Rehearse | None) -> list[Tensor]:
+        generator = torch.Generator("cuda").manual_seed(7)
+
+        def losses(batch: Tensor, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+            # A rehearsal's numbers are anything.
+            garbage = float("nan") if len(held) % 2 else 1.0
+            return (garbage * weight * torch.rand(5, generator=generator, device="cuda") * batch).sum(), {}
+
+        gradients = RecordedGradients(losses, [weight], stage=round, generator=generator, rehearse=rehearse)
+        found = []
+        for progress in (0.0, 1.0, 0.0):
+            gradients(torch.ones(5, device="cuda"), progress)
+            assert weight.grad is not None
+            found.append(weight.grad.clone())
+        return found
+
+    def rehearse(function: Callable[[], object], device: torch.device) -> None:
+        held.append("begun")
+        function()
+        held.append("ended")
+
+    torch.testing.assert_close(drawn(rehearse), drawn(None), rtol=0, atol=0)
+    assert held == ["begun", "ended"]
 
 
 def test_losses_that_ask_the_device_for_a_number_are_computed_plainly_after_a_warning() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ergoflow.numerics.trajectory import Step
+from ergoflow.ops.rehearsal import rehearsed
 
 # Calls before recording: FFT plans, compiled kernels and library handles must exist by then.
 WARM_UP = 2
@@ -77,6 +78,7 @@ def _record(step: Step, state: Tensor) -> Recording:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
+            rehearsed(lambda: step(source), source.device)
             for _ in range(WARM_UP):
                 step(source)
         torch.cuda.current_stream().wait_stream(side)

@@ -19,6 +19,7 @@ from ergoflow.config import ChannelDatasetConfig, Recipe
 from ergoflow.data.info import DatasetInfo
 from ergoflow.data.normalize import Normalizer
 from ergoflow.ops.inference import recorded_inference
+from ergoflow.ops.rehearsal import rehearsed
 from ergoflow.pipeline import simulate_channel, simulate_kolmogorov
 from ergoflow.pipeline.runs import RunFacts
 from ergoflow.training.losses import relative_l2_loss
@@ -99,6 +100,9 @@ def training_cost(
         return update
 
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # Kernels of both passes, by all cores at a time.
+    within_memory(lambda: rehearsed(lambda: RecordedGradients(losses, trainable, stage=None)(state, 1.0), device))
+    model.zero_grad(set_to_none=True)
     # The peak of the forward pass comes first: the optimiser has no moments yet.
     forward_bytes = within_memory(lambda: peak_bytes(lambda: forward(state), device))
     forward_seconds = within_memory(inference)

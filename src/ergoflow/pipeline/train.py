@@ -21,6 +21,7 @@ from ergoflow.data.windows import ResidentWindows, StreamedWindows, WindowSample
 from ergoflow.metrics import relative_l2
 from ergoflow.models.trivial import Climatology
 from ergoflow.numerics.trajectory import rollout
+from ergoflow.ops.rehearsal import rehearsed
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import climatology
 from ergoflow.pipeline.runs import (
@@ -109,6 +110,8 @@ def _fit(
         where = "on the device" if isinstance(windows, ResidentWindows) else "streamed from disk"
         count = sum(p.numel() for p in step.parameters())
         console.print(f"{recipe.name}: {count:,} parameters, data {where}", highlight=False)
+        if context.device.type == "cuda":
+            console.print("the first step compiles its kernels, once on every machine; that time is not counted")
     shown = bar(console, f"train {recipe.name}", total, "samples") if context.is_main else nullcontext()
     with shown as advance:
         seen = 0
@@ -138,6 +141,7 @@ def _fit(
             validate=_validator(recipe, store, facts.normalizer, context.device),
             on_progress=on_progress,
             context=context,
+            rehearse=rehearsed,
         )
 
 

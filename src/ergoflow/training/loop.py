@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from ergoflow.training.checkpoint import STATE_FILE, WEIGHTS_FILE, load_state, save_state, save_weights
+from ergoflow.training.clipping import clip_to_usual
 from ergoflow.training.compact import compact, expand
 from ergoflow.training.distributed import LaunchContext
 from ergoflow.training.ema import averaged_weights, update_average
 from ergoflow.training.log import TrainingLog
 from ergoflow.training.objectives import Objective
 from ergoflow.training.plan import SECONDS_PER_MINUTE, TrainingConfig
-from ergoflow.training.recorded import RecordedGradients
+from ergoflow.training.recorded import RecordedGradients, Rehearse
 from ergoflow.training.state import RunState, capture, restore
 from ergoflow.training.stepper import NormalizedStep, Windows
 
@@ -47,6 +48,7 @@ class Loop:
         seed: int,
         context: LaunchContext,
         clock: Callable[[], float],
+        rehearse: Rehearse | None,
     ) -> None:
         self.step, self.windows, self.config, self.run = step, windows, config, run
         self.folder, self.context = folder, context
@@ -65,6 +67,7 @@ class Loop:
             [p for p in step.parameters() if p.requires_grad],
             stage=objective.stage if recordable else None,
             generator=objective.generator,
+            rehearse=rehearse,
         )
         self._facts = {
             "optimizer": config.optimizer,
@@ -75,7 +78,8 @@ class Loop:
             "number of processes": context.world_size,
             "kind of device": run.device.type,
         }
-        self._clock, self._started = clock, clock()
+        self._clock = clock
+        self._started: float | None = None
         self._logged_step, self._logged_seconds = run.step, run.seconds
         self._saved_step: int | None = None
         self._saved_seconds = run.seconds
@@ -102,7 +106,6 @@ class Loop:
         """Continue from the state in the folder."""
         run = self.run
         restore(run, expand(load_state(self.folder / STATE_FILE)), self._facts, self.context)
-        self._started -= run.seconds
         self._logged_step, self._logged_seconds = run.step, run.seconds
         self._saved_step, self._saved_seconds = run.step, run.seconds
 
@@ -131,6 +134,9 @@ class Loop:
         total, parts = self._gradients(batch, self.fraction)
         if config.clip_norm is not None:
             nn.utils.clip_grad_norm_(run.model.parameters(), config.clip_norm)
+        if config.clip_factor is not None:
+            gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
+            run.usual_norm = clip_to_usual(gradients, run.usual_norm, config.clip_factor)
         run.optimizer.step()
         run.step += 1
         if run.average is not None and config.ema_decay is not None:
@@ -143,7 +149,15 @@ class Loop:
         return rate
 
     def agree(self, stop_reason: str) -> str:
-        """Set the time trained, and return why to stop ("": go on), the same on all processes."""
+        """Set the time trained, and return why to stop ("": go on), the same on all processes.
+
+        It is counted from the end of a process's first update, which compiles kernels and records the step: minutes,
+        the first time on a machine, that no budget of training should pay for.
+        """
+        if self._started is None:
+            if self.run.device.type == "cuda":
+                torch.cuda.synchronize(self.run.device)
+            self._started = self._clock() - self.run.seconds
         seconds, stopped = self.context.largest(self._clock() - self._started, float(bool(stop_reason)))
         self.run.seconds = seconds
         return (stop_reason or "a signal to another process") if stopped else ""
@@ -231,7 +245,7 @@ class Loop:
             kept = "no checkpoint had been written"
         else:
             kept = f"the checkpoint of step {self._saved_step} is kept in {self.folder}"
-        return f'{symptom} at step {step}; {kept}; try a lower learning_rate, clip_norm=1.0 or precision="fp32"'
+        return f'{symptom} at step {step}; {kept}; try a lower learning_rate, clip_factor=2 or precision="fp32"'
 
 
 class _ObjectiveModule(nn.Module):

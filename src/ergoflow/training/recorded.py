@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 Losses = tuple[Tensor, dict[str, Tensor]]
+Rehearse = Callable[[Callable[[], object], torch.device], None]
 # Calls before recording: FFT plans, compiled kernels and library handles must exist by then.
 WARM_UP = 2
 # Of an error that a recording ended with.
@@ -35,7 +36,8 @@ class RecordedGradients:
 
     A class because recordings are kept. `stage(progress)` says on what of the progress the losses depend; None: never
     record. Nothing is recorded on a CPU. Losses that cannot be recorded (they ask the device for a number) are computed
-    as they are written, after one warning.
+    as they are written, after one warning. Before the first recording `rehearse(function, device)`, if given, may call
+    its function to compile what it launches (`ergoflow.ops.rehearsal`); of that call nothing is kept.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class RecordedGradients:
         *,
         stage: Callable[[float], int] | None,
         generator: torch.Generator | None = None,
+        rehearse: Rehearse | None = None,
     ) -> None:
         self._losses, self._parameters, self._stage = losses, list(parameters), stage
-        self._generator = generator
+        self._generator, self._rehearse = generator, rehearse
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
         self._reason: str | None = None
 
@@ -92,6 +95,9 @@ class RecordedGradients:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
+            # Later stages and shapes launch what the first one did.
+            if self._rehearse is not None and not self._recordings:
+                self._rehearse(lambda: self._plain(static, progress), static.device)
             for _ in range(WARM_UP):
                 self._plain(static, progress)
         torch.cuda.current_stream().wait_stream(side)

@@ -26,6 +26,7 @@ from ergoflow.training.loop import Loop, TrainingDiverged, Validate
 from ergoflow.training.objectives import Objective
 from ergoflow.training.optimizers import make_optimizer
 from ergoflow.training.plan import TrainingConfig
+from ergoflow.training.recorded import Rehearse
 from ergoflow.training.state import RunState
 from ergoflow.training.stepper import NormalizedStep, Windows
 
@@ -82,6 +83,7 @@ def train(
     metadata: Mapping[str, str] | None = None,
     context: LaunchContext | None = None,
     clock: Callable[[], float] = time.monotonic,
+    rehearse: Rehearse | None = None,
 ) -> TrainResult:
     """Fit the model inside `step`; its final (averaged, if asked) weights are then in it and in `folder`.
 
@@ -89,8 +91,8 @@ def train(
     `folder`, or starts if there is none; without it a folder that holds a checkpoint is refused. `validate`
     sees the averaged weights, every so many epochs and at the end. `seed` drives what is random inside the
     model (dropout). `metadata` joins the weights file. `context` is this process's place under torchrun
-    (None: alone). `clock` gives seconds. Raises TrainingDiverged or TrainingInterrupted; the last checkpoint
-    stays on disk.
+    (None: alone). `clock` gives seconds. `rehearse` compiles a step's kernels before they are first launched (None:
+    each at its first launch). Raises TrainingDiverged or TrainingInterrupted; the last checkpoint stays on disk.
     """
     context = context or LaunchContext()
     state_path = folder / STATE_FILE
@@ -107,7 +109,7 @@ def train(
         stack.enter_context(torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []))
         # Processes must not share dropout masks, and seeds must not share them either.
         torch.manual_seed(seed + (context.rank << 32))
-        loop = Loop(step, objective, windows, config, run, folder, seed, context, clock)
+        loop = Loop(step, objective, windows, config, run, folder, seed, context, clock, rehearse)
         if state_path.is_file():
             loop.resume()
         stop = stack.enter_context(stop_requests())

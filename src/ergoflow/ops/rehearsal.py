@@ -1,0 +1,28 @@
+"""A rehearsal: what a function launches is compiled before it is called, by all cores at a time.
+
+Kernels are compiled when they are first launched, one after the other, some of them for a quarter of a minute: minutes
+for the first training step of a model on a machine. A rehearsed call meets them all, and runs none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+import torch
+
+
+def rehearsed(function: Callable[[], object], device: torch.device) -> None:
+    """Call the function once without running its Triton kernels, and return when all of them are compiled.
+
+    Torch's own operators do run, on memory that no kernel has filled: whatever the function computes, writes or draws
+    is to be thrown away, and it must not use a kernel's results as indices or ask the device for a number, as nothing
+    may that is to be recorded. Nothing happens on a CPU, without triton, or in its interpreter.
+    """
+    if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1" or importlib.util.find_spec("triton") is None:
+        return
+    from ergoflow.ops.rehearsal_triton import rehearsal
+
+    with rehearsal():
+        function()
