@@ -142,7 +142,7 @@ def _run(
         if recipes and options.grids:
             raise ValueError("bench models takes --recipe, whose data have a grid, or --grids, got both; drop one")
         cases = [recipe_case(recipe, recipe_facts(recipe)) for recipe in recipes]
-        cases = cases or paper_cases(options.grids, device=device)
+        cases = cases or paper_cases(options.grids)
         return bench_models(cases, device=device, console=console, precisions=precisions, batch=batch or 1)
     if len(recipes) != 1:
         raise ValueError(f"bench {what} times one recipe, got {len(recipes)}; name one")

@@ -42,7 +42,7 @@ def measure_cost(results: Path, *, device: torch.device, console: Console) -> Pa
     known = _known(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     precisions = PRECISIONS[device.type]
-    cases = paper_cases(None, device=device)
+    cases = paper_cases(None)
     facts = {"bench": "models", "recipes": [], "options": {"precision": list(precisions)}}
     facts |= {"hardware": hardware(device), "versions": versions(), "commit": commit()}
     rows, notes, done = known.get("rows", []), known.get("notes", NOTES), known.get("cases", 0)
