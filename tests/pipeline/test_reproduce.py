@@ -219,10 +219,9 @@ def test_parts_are_made_once_and_names_say_which(tmp_path: Path, monkeypatch: py
         )
 
     monkeypatch.setattr(cost, "bench_case", measured)
-    monkeypatch.setattr(cost, "paper_cases", lambda *_, **__: cases)
+    monkeypatch.setattr(cost, "paper_cases", lambda grids: cases)
     cases = [
-        Case(name=n, config=A3MConfig(), channels=1, grid=(8, 8), periodic=(True, True), timed=True)
-        for n in ("a3m", "mno", "uno")
+        Case(name=n, config=A3MConfig(), channels=1, grid=(8, 8), periodic=(True, True)) for n in ("a3m", "mno", "uno")
     ]
     place, page = Workspace(tmp_path), tmp_path
 
