@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -336,6 +337,26 @@ def test_what_a_bench_cannot_do_is_refused_in_one_line(
     assert code == 2
     assert len(err.strip().splitlines()) == 1
     assert expected in err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_timed_by_its_own_clock_unless_the_host_is_slower() -> None:
+    cuda, cycles = torch.device("cuda"), 2_000_000
+    once, twice = (median_seconds(lambda n=n: torch.cuda._sleep(n * cycles), cuda) for n in (1, 2))
+    assert twice == pytest.approx(2 * once, rel=0.1)
+
+    def hurried() -> None:
+        time.sleep(once / 3)
+        torch.cuda._sleep(cycles)
+
+    def late() -> None:
+        time.sleep(3 * once)
+        torch.cuda._sleep(cycles)
+
+    # What the host does while the GPU works costs nothing; what the GPU waits for does.
+    assert median_seconds(hurried, cuda) == pytest.approx(once, rel=0.2)
+    assert median_seconds(late, cuda) > 2.5 * once
 
 
 @pytest.mark.gpu
