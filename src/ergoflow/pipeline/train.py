@@ -220,14 +220,15 @@ def _write_summary(
     folder: Path, recipe: Recipe, step: NormalizedStep, result: TrainResult, context: LaunchContext
 ) -> None:
     """training.json marks the run as finished."""
-    samples = result.step * recipe.training.batch_size
+    samples, timed = (steps * recipe.training.batch_size for steps in (result.step, result.step - 1))
     write_json(
         folder / "training.json",
         {
             "steps": result.step,
             "samples": samples,
             "seconds": result.seconds,
-            "samples_per_second": samples / result.seconds if result.seconds else None,
+            # The first update is not in the time.
+            "samples_per_second": timed / result.seconds if result.seconds else None,
             "parameters": sum(p.numel() for p in step.parameters()),
             "valid": dict(result.valid),
             "processes": context.world_size,
