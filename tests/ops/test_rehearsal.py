@@ -237,6 +237,15 @@ def test_gluon_kernels_and_descriptors_are_rehearsed_too(hopper: Hopper) -> None
     assert len(made) == len(hopper.launchers) == 2
 
 
+@needs_triton
+def test_a_rehearsal_that_fails_is_a_warning() -> None:
+    def failing() -> None:
+        raise IndexError("garbage is no index")
+
+    with pytest.warns(UserWarning, match="rehearsal failed: garbage is no index"):
+        rehearsed(failing, torch.device("cuda"))
+
+
 def test_on_the_cpu_nothing_is_rehearsed() -> None:
     def never() -> None:
         raise AssertionError("called")

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Callable
 
 import torch
+
+# Of the error that a rehearsal ended with.
+REASON_LENGTH = 200
 
 
 def rehearsed(function: Callable[[], object], device: torch.device) -> None:
@@ -18,11 +22,16 @@ def rehearsed(function: Callable[[], object], device: torch.device) -> None:
 
     Torch's own operators do run, on memory that no kernel has filled: whatever the function computes, writes or draws
     is to be thrown away, and it must not use a kernel's results as indices or ask the device for a number, as nothing
-    may that is to be recorded. Nothing happens on a CPU, without triton, or in its interpreter.
+    may that is to be recorded. Nothing happens on a CPU, without triton, or in its interpreter. A rehearsal that fails
+    is a warning: the call it was for compiles its kernels itself, or says what is wrong.
     """
     if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1" or importlib.util.find_spec("triton") is None:
         return
-    from ergoflow.ops.rehearsal_triton import rehearsal
+    try:
+        from ergoflow.ops.rehearsal_triton import rehearsal
 
-    with rehearsal():
-        function()
+        with rehearsal():
+            function()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:REASON_LENGTH]
+        warnings.warn(f"kernels are compiled one by one, as their rehearsal failed: {reason}", stacklevel=2)
