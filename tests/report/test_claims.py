@@ -12,6 +12,7 @@ import pytest
 
 from ergoflow.report.claims import CLAIMS, SIGMAS, Claim, claims_block
 from ergoflow.report.cost_rules import COST_NAMES
+from ergoflow.report.costs import cost_block
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.published import COST_BY_MODEL
 from ergoflow.report.rules import Verdict
@@ -239,3 +240,15 @@ def test_the_exponent_is_reproduced_inside_its_interval() -> None:
     assert learned.rule(Evidence(lorenz=data | {"model": off})).word == "not reproduced"
     lost = row | {"exponents": [None] * 3}
     assert learned.rule(Evidence(lorenz=data | {"model": lost})).word == "not reproduced"
+
+
+def test_a_cost_table_that_was_cut_short_says_so() -> None:
+    def block(**facts: bool) -> str:
+        hardware, versions = {"device": "a machine", "cores": 2}, {"torch": "2"}
+        data = {"rows": [], "notes": [], "hardware": hardware, "versions": versions, "commit": "abc", **facts}
+        return cost_block(Evidence(costs={"one.json": data}))
+
+    assert "Cut short" in block(complete=False)
+    assert "Cut short" not in block(complete=True)
+    # Files from before costs were written piece by piece do not say.
+    assert "Cut short" not in block()

@@ -45,6 +45,13 @@ def test_one_long_gradient_changes_little_and_steady_growth_is_followed() -> Non
     assert usual.item() == pytest.approx(10.0, rel=0.1)
 
 
+def test_complex_gradients_count_with_their_moduli() -> None:
+    parts = [torch.tensor([3.0 + 4.0j]), torch.tensor([[12.0]])]
+    clip_to_usual(parts, torch.tensor(1.0), 2.0)
+    torch.testing.assert_close(parts[0], torch.tensor([3.0 + 4.0j]) * 2 / 13)
+    torch.testing.assert_close(parts[1], torch.tensor([[12.0]]) * 2 / 13)
+
+
 def test_gradients_that_are_not_finite_stay_so() -> None:
     """The loop tells the user of them; clipping must not hide them."""
     parts = [torch.tensor([1.0, float("inf")])]

@@ -45,6 +45,8 @@ def cost_block(evidence: Evidence) -> str:
         refused = [note.split(";")[0] for note in data["notes"] if " has no " in note]
         if refused:
             parts.append("Left out: " + "; ".join(refused) + ".")
+        if not data.get("complete", True):
+            parts.append("Cut short: `ergoflow reproduce cost` on such a machine measures the models that are missing.")
     return "\n\n".join(parts)
 
 
