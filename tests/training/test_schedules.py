@@ -103,7 +103,6 @@ def test_max_steps_shortens_a_run_and_never_lengthens_it() -> None:
         {"ema_decay": 1.0},
         {"ema_decay": 0.0},
         {"clip_norm": 0.0},
-        {"clip_factor": 1.0},
         {"max_minutes": 0.0},
         {"max_steps": 0},
         {"warmup_steps": -1},

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ergoflow.training.checkpoint import STATE_FILE, WEIGHTS_FILE, load_state, save_state, save_weights
-from ergoflow.training.clipping import clip_to_usual
 from ergoflow.training.compact import compact, expand
 from ergoflow.training.distributed import LaunchContext
 from ergoflow.training.ema import averaged_weights, update_average
@@ -134,9 +133,6 @@ class Loop:
         total, parts = self._gradients(batch, self.fraction)
         if config.clip_norm is not None:
             nn.utils.clip_grad_norm_(run.model.parameters(), config.clip_norm)
-        if config.clip_factor is not None:
-            gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
-            run.usual_norm = clip_to_usual(gradients, run.usual_norm, config.clip_factor)
         run.optimizer.step()
         run.step += 1
         if run.average is not None and config.ema_decay is not None:
@@ -245,7 +241,7 @@ class Loop:
             kept = "no checkpoint had been written"
         else:
             kept = f"the checkpoint of step {self._saved_step} is kept in {self.folder}"
-        return f'{symptom} at step {step}; {kept}; try a lower learning_rate, clip_factor=2 or precision="fp32"'
+        return f'{symptom} at step {step}; {kept}; try a lower learning_rate, clip_norm=1 or precision="fp32"'
 
 
 class _ObjectiveModule(nn.Module):

@@ -41,7 +41,7 @@ def is_hidden_matrix(parameter: Tensor) -> bool:
 
 
 def newton_schulz(matrices: Tensor, *, steps: int = NEWTON_SCHULZ_STEPS) -> Tensor:
-    """Return U f(S) V' of matrices U S V' (..., rows, columns), all f(s) near one; in the dtype of its input.
+    """Return U f(S) V' of matrices U S V' (batch, rows, columns), all f(s) near one; in the dtype of its input.
 
     X ← a X + (b A + c A²) X with A = X X', from X = M / ‖M‖_F. After five steps singular values above 1/100 of
     the Frobenius norm lie in [.68, 1.14]; smaller ones have grown at most a⁵ ≈ 485 times.
@@ -53,7 +53,7 @@ def newton_schulz(matrices: Tensor, *, steps: int = NEWTON_SCHULZ_STEPS) -> Tens
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
@@ -104,16 +104,18 @@ class Muon(torch.optim.Optimizer):
         gradients = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1.0 - MOMENTUM)
         directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)
-        by_shape: dict[tuple[int, int], list[int]] = {}
+        by_shape: dict[torch.Size, list[int]] = {}
         for i, p in enumerate(parameters):
-            by_shape.setdefault((p.shape[0], math.prod(p.shape[1:])), []).append(i)
-        # One batched iteration per shape: a net has few shapes and many matrices.
-        for (rows, columns), members in by_shape.items():
-            stacked = torch.stack([directions[i].reshape(rows, columns) for i in members]).bfloat16()
-            updates = newton_schulz(stacked)  # (matrices, rows, columns)
-            scaled = -rate * ADAMW_RMS * math.sqrt(max(rows, columns))
-            for i, update in zip(members, updates.unbind(0), strict=True):
-                parameters[i].add_(update.reshape(parameters[i].shape), alpha=scaled)
+            by_shape.setdefault(_wide(p).shape, []).append(i)
+        # One batched iteration per shape, a matrix and its transpose alike: a net has few shapes and many matrices.
+        for (_, columns), members in by_shape.items():
+            updates = newton_schulz(torch.stack([_wide(directions[i]) for i in members]).bfloat16())
+            moved: list[Tensor] = [parameters[i] for i in members]
+            torch._foreach_add_(
+                moved,
+                [(u.mT if _tall(p) else u).reshape(p.shape) for p, u in zip(moved, updates.to(moved[0]), strict=True)],
+                alpha=-rate * ADAMW_RMS * math.sqrt(columns),
+            )
 
     def _adamw(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         first = [_real(self._buffer(p, "mean")) for p in parameters]
@@ -135,6 +137,17 @@ class Muon(torch.optim.Optimizer):
             state[name] = torch.zeros_like(parameter)
         buffer: Tensor = state[name]
         return buffer
+
+
+def _tall(values: Tensor) -> bool:
+    """Whether a parameter, as the matrix (out, in · kernel), has more rows than columns."""
+    return values.shape[0] > math.prod(values.shape[1:])
+
+
+def _wide(values: Tensor) -> Tensor:
+    """A parameter as the matrix (out, in · kernel) or its transpose, the one with more columns."""
+    matrix = values.flatten(1)
+    return matrix.mT if _tall(values) else matrix
 
 
 def _real(values: Tensor) -> Tensor:

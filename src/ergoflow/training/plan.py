@@ -21,11 +21,10 @@ class TrainingConfig:
     """Settings of a run. The defaults are the paper's: Adam, 1e-4 halved every 10 of 50 epochs, no averaging.
 
     `batch_size` is the global one, over all processes. `max_steps` and `max_minutes` end a run early, and None means no
-    such limit; `clip_norm` and `clip_factor` None leave gradients as they are (`training/clipping.py`), `ema_decay`
-    None keeps no averaged weights. `augment` moves every window by a random exact symmetry of its flow.
-    `checkpoint_minutes` 0 writes after every step; `compact_state` halves what is written (`training/compact.py`), and
-    a resumed run is then as good as the whole one, but not bit for bit the same. `compile` hands the model to
-    torch.compile.
+    such limit; `clip_norm` None leaves gradients as they are, `ema_decay` None keeps no averaged weights. `augment`
+    moves every window by a random exact symmetry of its flow. `checkpoint_minutes` 0 writes after every step;
+    `compact_state` halves what is written (`training/compact.py`), and a resumed run is then as good as the whole one,
+    but not bit for bit the same. `compile` hands the model to torch.compile.
     """
 
     epochs: int = 50
@@ -38,7 +37,6 @@ class TrainingConfig:
     halving_epochs: int = 10
     warmup_steps: int = 0
     clip_norm: float | None = None
-    clip_factor: float | None = None
     ema_decay: float | None = None
     augment: bool = False
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -65,7 +63,6 @@ class TrainingConfig:
             "betas must be two numbers in [0, 1)",
             self.betas,
         )
-        _require(self.clip_factor is None or self.clip_factor > 1, "clip_factor must be above 1", self.clip_factor)
         _require(self.ema_decay is None or 0 < self.ema_decay < 1, "ema_decay must be in (0, 1)", self.ema_decay)
         for name, known in (
             ("optimizer", OPTIMIZERS),

@@ -20,8 +20,7 @@ class RunState:
 
     `step` counts updates; (`epoch`, `batch`) is the next batch to read; `seconds` is the time trained over
     all resumptions. `pending` holds the losses (1 + number of parts,) of the steps since the last log line,
-    on the device of the model, so that logging costs one synchronisation every so many steps. `usual_norm` is that of
-    the gradients, where they are clipped to it.
+    on the device of the model, so that logging costs one synchronisation every so many steps.
     """
 
     model: nn.Module
@@ -37,7 +36,6 @@ class RunState:
     valid: dict[str, float] = field(default_factory=dict)
     part_names: list[str] = field(default_factory=list)
     pending: list[Tensor] = field(default_factory=list)
-    usual_norm: Tensor | None = None
 
 
 def capture(run: RunState, facts: Mapping[str, Any], context: LaunchContext) -> dict[str, Any]:
@@ -54,7 +52,6 @@ def capture(run: RunState, facts: Mapping[str, Any], context: LaunchContext) -> 
         "valid": dict(run.valid),
         "part_names": list(run.part_names),
         "pending": torch.stack(run.pending).cpu() if run.pending else None,
-        "usual_norm": run.usual_norm,
     }
 
 
@@ -79,6 +76,3 @@ def restore(run: RunState, state: Mapping[str, Any], facts: Mapping[str, Any], c
     run.part_names = list(state["part_names"])
     pending = state["pending"]
     run.pending = [] if pending is None else list(pending.to(run.device).unbind(0))
-    # Checkpoints of earlier versions have none: it is then that of the first gradient again.
-    usual_norm = state.get("usual_norm")
-    run.usual_norm = None if usual_norm is None else usual_norm.to(run.device)
