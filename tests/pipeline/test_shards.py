@@ -62,6 +62,23 @@ def test_neighbouring_shards_share_a_batch_while_they_fit() -> None:
     assert counts([], 3) == []
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_frames_reach_the_host_while_another_thread_records() -> None:
+    """More frames than torch has streams of one priority: one of them would be the recording's."""
+    device = torch.device("cuda")
+    queue, numbers = FrameQueue(64), range(64)
+    for number in numbers:
+        queue.put(torch.full((2, 3), float(number), device=device))
+    source, graph = torch.zeros(5, device=device), torch.cuda.CUDAGraph()
+    with ThreadPoolExecutor(1) as pool, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        target = source + 1
+        taken = pool.submit(lambda: [queue.take() for _ in numbers]).result(timeout=60)
+    graph.replay()
+    assert [int(frame[0, 0]) for frame in taken] == list(numbers)
+    assert target.tolist() == [1.0] * 5
+
+
 def test_queue_keeps_the_order_and_holds_no_more_than_its_capacity() -> None:
     queue, put, taken = FrameQueue(2), [], []
 

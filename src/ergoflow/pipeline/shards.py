@@ -116,8 +116,12 @@ class FrameQueue:
 
 
 def _to_host(frame: Tensor, ready: torch.cuda.Event) -> Tensor:
-    """Copy a frame while the device goes on computing: on a stream of its own, into pinned memory."""
-    stream = torch.cuda.Stream(frame.device)
+    """Copy a frame while the device goes on computing: on a stream of its own, into pinned memory.
+
+    Torch hands out 32 streams of each priority in turn. A recording of the solver in another thread has one of the
+    usual priority, which must not be used meanwhile.
+    """
+    stream = torch.cuda.Stream(frame.device, priority=-1)
     with torch.cuda.stream(stream):
         stream.wait_event(ready)
         host = torch.empty(frame.shape, dtype=frame.dtype, pin_memory=True)
