@@ -1,7 +1,7 @@
 """One recipe with one thing changed at a time, judged on the validation split. Run in the repository root:
 
     python tools/ablate.py kf128-coarse-ergoformer --minutes 1 --root R --output F.json \
-        --variant "as it is:" --variant "no velocity: model.velocity=false" ...
+        --variant "as it is:" --variant "no flow: model.flow=none" ...
 
 A variant is a name, a colon and settings. Every one gets the same minutes (or samples, with --samples) and the
 same seed; those that are in the output file already are left out. The test split is not touched.

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from ergoflow.models.advection import Pace, carried
 from ergoflow.models.convnext import ConvNeXt, ConvNeXtConfig
 from ergoflow.models.ergoformer import (
     WALL_MODES,
@@ -28,7 +29,9 @@ from ergoflow.training.stepper import NormalizedStep
 
 UNET = ConvNeXtConfig(widths=(8, 12, 16), blocks=(1, 2, 1, 2, 1), kernel=3)
 SMALL = ErgoformerConfig(unet=UNET, frequencies=2)
-PLAIN = replace(SMALL, attention=None, velocity=False)
+# A step that moves white noise by a grid point.
+PACE = Pace(turn=2.0, change=0.5)
+PLAIN = replace(SMALL, attention=None, flow=None)
 # Every kind of global layer on a level of its own, and on two.
 LAYERS = [
     {"kernel": "unitary"},
@@ -51,7 +54,7 @@ def build(
     config: ErgoformerConfig, grid: tuple[int, ...], *, channels: int = 1, periodic=None, seed: int = 0
 ) -> Ergoformer:
     periodic = periodic or (True,) * len(grid)
-    return Ergoformer(config, channels, channels, grid, periodic=periodic, generator=seeded(seed))
+    return Ergoformer(config, channels, channels, grid, periodic=periodic, pace=PACE, generator=seeded(seed))
 
 
 def awake(model: nn.Module) -> nn.Module:
@@ -80,12 +83,12 @@ def count(module: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("changes", "parameters"),
     [
-        ({}, 4_619_316),
-        ({"attention": None}, 4_471_076),
-        ({"kernel": "free"}, 4_471_076 + 2 * (74_112 + 73_728)),
-        ({"kernel": "free", "attention": "a3m"}, 4_471_076 + 2 * (74_112 + 73_728 + 6 * 148_416)),
-        ({"attention": "mean"}, 4_471_076 + 2 * (74_120 + 2 * 148_416)),
-        ({"operator": "penalty"}, 4_619_316 + 256**2),
+        ({}, 4_620_468),
+        ({"attention": None}, 4_472_228),
+        ({"kernel": "free"}, 4_472_228 + 2 * (74_112 + 73_728)),
+        ({"kernel": "free", "attention": "a3m"}, 4_472_228 + 2 * (74_112 + 73_728 + 6 * 148_416)),
+        ({"attention": "mean"}, 4_472_228 + 2 * (74_120 + 2 * 148_416)),
+        ({"operator": "penalty"}, 4_620_468 + 256**2),
     ],
 )
 def test_model_has_the_parameters_of_its_budget(changes: dict, parameters: int) -> None:
@@ -134,9 +137,9 @@ def test_every_setting_starts_from_the_same_unet(changes: dict) -> None:
         assert 0 < difference < 0.5
 
 
-def test_fresh_model_answers_zero() -> None:
+def test_fresh_model_that_carries_nothing_answers_zero() -> None:
     z = field(2, 1, 32, 32)
-    assert torch.equal(build(SMALL, (32, 32))(z), torch.zeros_like(z))
+    assert torch.equal(build(replace(SMALL, flow="velocity"), (32, 32))(z), torch.zeros_like(z))
 
 
 def test_layers_stand_before_the_last_blocks_of_their_stages() -> None:
@@ -176,6 +179,26 @@ def test_velocity_first_taken_in_a_roll_out_can_be_differentiated_later() -> Non
     assert omega.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("change", [0.5, None])
+def test_untrained_model_predicts_what_the_flow_carries(change: float | None) -> None:
+    pace = replace(PACE, change=change)
+    model = Ergoformer(SMALL, 1, 1, (32, 40), periodic=(True, True), pace=pace, generator=seeded()).double()
+    z = field(2, 1, 32, 40, dtype=torch.float64)
+    z = z - z.mean((2, 3), keepdim=True)
+    there = carried(z, PACE.turn)[0]
+    there = there - there.mean((2, 3), keepdim=True)
+    step = NormalizedStep(model, "state") if change is None else NormalizedStep(model, "increment", torch.tensor([0.5]))
+    torch.testing.assert_close(step.double()(z), there)
+    assert (there - z).norm() > 0.5 * z.norm()
+
+
+def test_carried_vorticity_keeps_its_mean() -> None:
+    z = field(2, 1, 32, 40, dtype=torch.float64)
+    change = awake(build(SMALL, (32, 40))).double()(z)
+    assert change.mean((2, 3)).abs().max() < 1e-12
+    assert change.std() > 0.1
+
+
 def test_wall_code_tells_every_point_across_the_channel_apart_and_is_the_same_along_it() -> None:
     code = wall_cosines(field(2, 3, 24, 5), 0)
     assert code.shape == (2, WALL_MODES, 24, 5)
@@ -194,7 +217,7 @@ def test_wall_code_tells_every_point_across_the_channel_apart_and_is_the_same_al
 def test_model_commutes_with_translations_by_its_stride(grid: tuple[int, ...], changes: dict) -> None:
     if len(grid) == 3 and changes["kernel"] == "linear":
         changes = {"kernel": "linear"}
-    model = awake(build(replace(SMALL, **changes, velocity=len(grid) == 2), grid)).double()
+    model = awake(build(replace(SMALL, **changes, flow="carried" if len(grid) == 2 else None), grid)).double()
     z = field(1, 1, *grid, dtype=torch.float64)
     dims = tuple(range(2, z.ndim))
     shift = (8, -16, 24)[: len(grid)]
@@ -211,7 +234,7 @@ def test_random_codes_break_translations() -> None:
 
 @pytest.mark.parametrize("changes", LAYERS)
 def test_walls_break_translations_across_them_only(changes: dict) -> None:
-    config = replace(SMALL, **changes, velocity=False)
+    config = replace(SMALL, **changes, flow=None)
     model = awake(build(config, (32, 32), channels=3, periodic=(False, True))).double()
     z = field(1, 3, 32, 32, dtype=torch.float64)
     torch.testing.assert_close(model(z.roll(8, 3)), model(z).roll(8, 3), rtol=1e-9, atol=1e-9)
@@ -220,7 +243,7 @@ def test_walls_break_translations_across_them_only(changes: dict) -> None:
 
 def test_local_part_does_not_see_through_walls() -> None:
     unet = ConvNeXtConfig(widths=(8,), blocks=(2,), kernel=3, patch=1)
-    config = ErgoformerConfig(unet=unet, attention=None, velocity=False)
+    config = ErgoformerConfig(unet=unet, attention=None, flow=None)
     z = field(1, 1, 16, 16, dtype=torch.float64)
     poked = z.clone()
     poked[0, 0, 0, 8] += 1
@@ -291,7 +314,7 @@ def test_bfloat16_autocast_agrees_with_single_precision(changes: dict) -> None:
 
 @pytest.mark.parametrize("changes", [*LAYERS, {"operator": "exact"}])
 def test_every_parameter_receives_a_gradient(changes: dict) -> None:
-    config = replace(SMALL, **changes, velocity=False)
+    config = replace(SMALL, **changes, flow=None)
     model = awake(build(config, (32, 32), channels=3, periodic=(False, True)))
     (model(field(2, 3, 32, 32)) - field(2, 3, 32, 32, seed=2)).square().mean().backward()
     for name, p in model.named_parameters():
@@ -384,7 +407,7 @@ def test_grids_that_the_stride_does_not_divide_are_refused() -> None:
     ("channels", "periodic"), [(3, (True, True)), (1, (False, True)), (1, (True,)), (1, (True,) * 3)]
 )
 def test_velocity_of_anything_but_a_vorticity_is_refused(channels: int, periodic: tuple[bool, ...]) -> None:
-    with pytest.raises(ValueError, match=r"needs one vorticity .*, got .*; set model\.velocity=false"):
+    with pytest.raises(ValueError, match=r"needs one vorticity .*, got .*; set model\.flow=none"):
         build(SMALL, (32,) * len(periodic), channels=channels, periodic=periodic)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ergoflow.models.a3m import A3M, A3MConfig
+from ergoflow.models.advection import STILL, Pace
 from ergoflow.models.convnext import ConvNeXt, ConvNeXtConfig
 from ergoflow.models.ergoformer import Ergoformer, ErgoformerConfig
 from ergoflow.models.factformer import FactFormer, FactFormerConfig
@@ -47,12 +48,14 @@ def build_model(
     grid: tuple[int, ...],
     *,
     periodic: tuple[bool, ...] | None = None,
+    pace: Pace = STILL,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
     """Return a freshly drawn model, (B, in_channels, *grid) → (B, out_channels, *grid), normalised units.
 
-    `periodic` says axis by axis whether the grid wraps around; None means that all axes do. All weights come
-    from `generator` (a CPU generator; None means torch's global one), so that equal seeds give equal models.
+    `periodic` says axis by axis whether the grid wraps around; None means that all axes do. `pace` says how far a
+    step of the data goes, for models that know how a flow moves. All weights come from
+    `generator` (a CPU generator; None means torch's global one), so that equal seeds give equal models.
     """
     if not 1 <= len(grid) <= MAX_AXES:
         raise ValueError(f"grid must have one to {MAX_AXES} axes, got {grid}; drop or add axes")
@@ -81,7 +84,9 @@ def build_model(
         case ConvNeXtConfig():
             return ConvNeXt(config, in_channels, out_channels, grid, periodic=periodic, generator=generator)
         case ErgoformerConfig():
-            return Ergoformer(config, in_channels, out_channels, grid, periodic=periodic, generator=generator)
+            return Ergoformer(
+                config, in_channels, out_channels, grid, periodic=periodic, pace=pace, generator=generator
+            )
         case PersistenceConfig():
             if in_channels != out_channels:
                 raise ValueError(

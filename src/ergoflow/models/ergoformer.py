@@ -1,9 +1,11 @@
-"""`ergoformer`: a ConvNeXt U-Net for what is local, axial attention or unitary transport for what is not.
+"""`ergoformer`: a vorticity is carried along by its own flow, and a ConvNeXt U-Net with global layers adds the rest.
 
-The U-Net is `ergoflow.models.convnext`, unchanged; with `attention=None` and `velocity=False` this model *is* that one,
-weight for weight. Three things are added, each behind a switch:
+The U-Net is `ergoflow.models.convnext`, unchanged; with `attention=None` and `flow=None` this model *is* that one,
+weight for weight. Four things are added, each behind a switch:
 
-    inputs    z, with the velocity u = ∂y ψ, v = −∂x ψ, −∇²ψ = z of a vorticity, and cosines of a wall's coordinate;
+    flow      "carried", for a vorticity on a periodic plane: the prediction is z∘X + s·net, X the paths of the flow
+              itself (`ergoflow.models.advection`) and s the spread of increments, less its mean: a vorticity has none;
+    inputs    z∘X and the velocities of z and z∘X, u = ∂y ψ, v = −∂x ψ, −∇²ψ = z; cosines of a wall's coordinate;
     layers    before the last `attention_blocks` blocks of each stage on `attention_levels`, with K_X, K_Y the kernels
               of `ergoflow.models.axial` along the axes:
                 kernel="free"     x ← x + W_o norm(K_Y K_X W_v LN(x))            the paper's attention
@@ -16,11 +18,11 @@ it; "a3m" pools the other axes first, by mean, max and min in separate heads, so
 pools by the mean alone. A kernel shared by all rows cannot shear: u(y) ∂x needs lines.
 
 At the start W_o = 0 and exp(A) is close to I, so every setting begins as the U-Net with the same weights, and the head
-is zero: a model of increments begins as persistence.
+is zero: a model of increments begins as persistence, or as an inviscid flow where the state is carried.
 
-Parameters of the default configuration on a plane, one vorticity in and out: 4,619,316.
+Parameters of the default configuration on a plane, one vorticity in and out: 4,620,468.
 
-    U-Net    3 channels in, 1 out                                          4,471,076
+    U-Net    6 channels in, 1 out                                          4,472,228
     layers   2 × (LayerNorm 384; queries and keys 2 × 36,864; rates 8)       148,240
 
 kernel="free" has values and merge, 73,728, in place of the rates of a layer; "mean" adds 2 reducers × 148,416 to a
@@ -41,6 +43,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from ergoflow.models.advection import STILL, Pace, carried
 from ergoflow.models.attention import POOLINGS, head_norm
 from ergoflow.models.axial import AxisKernel, Codes, apply_along
 from ergoflow.models.convnext import STRIDE, ConvNeXt, ConvNeXtConfig
@@ -51,8 +54,11 @@ from ergoflow.models.velocity import scaled_velocity
 
 Attention = Literal["a3m", "mean", "lines"]
 Kernel = Literal["free", "linear", "unitary"]
+Flow = Literal["velocity", "carried"]
 POOLING: dict[str, tuple[str, ...]] = {"a3m": POOLINGS, "mean": ("mean",), "lines": ()}
 
+# What a flow adds to the inputs: u; z∘X, u₀ and u₁.
+FLOW_CHANNELS = {None: 0, "velocity": 2, "carried": 5}
 # Cosines cos(πnξ), n = 1, 2, .., of the coordinate ξ in (0, 1) across an axis between walls.
 WALL_MODES = 8
 
@@ -63,8 +69,9 @@ class ErgoformerConfig:
 
     unet: ConvNeXtConfig = field(default_factory=lambda: ConvNeXtConfig(widths=(96, 192, 256), blocks=(3, 3, 3, 3, 3)))
     """The local part, of a size whose weights fit in 10 MB; `unet.kernel=1` leaves its convolutions out."""
-    velocity: bool = True
-    """Whether the velocity joins the inputs; only for one vorticity on a periodic plane."""
+    flow: Flow | None = "carried"
+    """What is made of a vorticity's own flow: "velocity" joins the inputs, "carried" is the start of the prediction,
+    too; None for anything but one vorticity on a periodic plane."""
     wall_code: bool = True
     """Whether the coordinate across walls joins the inputs; nothing where all axes are periodic."""
     attention: Attention | None = "lines"
@@ -90,6 +97,7 @@ class ErgoformerConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; choose a positive number")
         for name, allowed in (
+            ("flow", (*get_args(Flow), None)),
             ("attention", (*get_args(Attention), None)),
             ("kernel", get_args(Kernel)),
             ("codes", (*get_args(Codes), None)),
@@ -133,13 +141,14 @@ class Ergoformer(nn.Module):
         grid: tuple[int, ...],
         *,
         periodic: tuple[bool, ...],
+        pace: Pace = STILL,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         _check_problem(config, in_channels, grid, periodic)
-        self.config, self.in_channels, self.periodic = config, in_channels, periodic
+        self.config, self.in_channels, self.periodic, self.pace = config, in_channels, periodic, pace
         walls = sum(not wraps for wraps in periodic) if config.wall_code else 0
-        inputs = in_channels + 2 * config.velocity + WALL_MODES * walls
+        inputs = in_channels + FLOW_CHANNELS[config.flow] + WALL_MODES * walls
         # Drawn first, so that all settings share the weights of the U-Net.
         self.unet = ConvNeXt(config.unet, inputs, out_channels, grid, periodic=periodic, generator=generator)
         if config.operator is not None:
@@ -149,8 +158,14 @@ class Ergoformer(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the decoded field, (B, C_out, *grid)."""
-        field: Tensor = self.unet(self._inputs(z))
-        return field
+        check_state(z, self.in_channels, len(self.periodic))
+        if self.config.flow != "carried":
+            field: Tensor = self.unet(self._inputs(z))
+            return field
+        there, first, second = carried(z, self.pace.turn)
+        start = there if self.pace.change is None else (there - z) / self.pace.change
+        field = start + self.unet(torch.cat([z, there, first, second], dim=1))
+        return field - field.mean((-2, -1), keepdim=True)
 
     @property
     def operator(self) -> LatentOperator | None:
@@ -160,13 +175,11 @@ class Ergoformer(nn.Module):
 
     def _inputs(self, z: Tensor) -> Tensor:
         """Return the state with what is known from it and from the grid, (B, C_in + extra, *grid)."""
-        axes = len(self.periodic)
-        check_state(z, self.in_channels, axes)
         inputs = [z]
-        if self.config.velocity:
+        if self.config.flow is not None:
             inputs.append(scaled_velocity(z))
         if self.config.wall_code:
-            inputs += [wall_cosines(z, axis) for axis in range(axes) if not self.periodic[axis]]
+            inputs += [wall_cosines(z, axis) for axis in range(len(self.periodic)) if not self.periodic[axis]]
         return torch.cat(inputs, dim=1)
 
     def _add_layers(self, level: int, generator: torch.Generator | None) -> None:
@@ -244,11 +257,11 @@ def wall_cosines(z: Tensor, axis: int) -> Tensor:
 def _check_problem(
     config: ErgoformerConfig, in_channels: int, grid: tuple[int, ...], periodic: tuple[bool, ...]
 ) -> None:
-    """Refuse a velocity that cannot be had and codes too fine for a level of the grid."""
-    if config.velocity and not (in_channels == 1 and periodic == (True, True)):
+    """Refuse a flow that cannot be had and codes too fine for a level of the grid."""
+    if config.flow is not None and not (in_channels == 1 and periodic == (True, True)):
         raise ValueError(
-            f"velocity=True needs one vorticity on a periodic plane, got {in_channels} channels and "
-            f"periodic={periodic}; set model.velocity=false"
+            f"flow={config.flow!r} needs one vorticity on a periodic plane, got {in_channels} channels and "
+            f"periodic={periodic}; set model.flow=none"
         )
     for level in config.attention_levels if config.attention is not None else ():
         points = [size // (config.unet.patch * STRIDE**level) for size in grid]

@@ -20,6 +20,7 @@ from ergoflow.config import Recipe, load_recipe, to_dict
 from ergoflow.data.files import write_text_atomic
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.store import DatasetInfo, TrajectoryStore
+from ergoflow.models.advection import Pace
 from ergoflow.models.build import build_model
 from ergoflow.pipeline.workspace import Workspace, commit
 from ergoflow.training.checkpoint import load_weights
@@ -94,8 +95,14 @@ def build_step(recipe: Recipe, facts: RunFacts, *, seed: int) -> NormalizedStep:
     """A fresh model as a step on normalised states; all initial randomness comes from `seed`."""
     channels = len(facts.fields)
     generator = torch.Generator().manual_seed(seed)
-    model = build_model(recipe.model, channels, channels, facts.grid, periodic=facts.periodic, generator=generator)
     scale = facts.normalizer.std_delta / facts.normalizer.std
+    pace = Pace(
+        turn=facts.step_seconds * facts.normalizer.std[0].item(),
+        change=scale[0].item() if recipe.task.predict == "increment" else None,
+    )
+    model = build_model(
+        recipe.model, channels, channels, facts.grid, periodic=facts.periodic, pace=pace, generator=generator
+    )
     return NormalizedStep(model, predict=recipe.task.predict, scale=scale)
 
 
