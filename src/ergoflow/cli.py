@@ -61,7 +61,7 @@ SeedOption = Annotated[
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 BoxOption = Annotated[str | None, typer.Option("--box", help="Channel: cells along x,y,z, e.g. 512,192,192.")]
 PrecisionOption = Annotated[
-    str | None, typer.Option("--precision", help="fp32 or bf16; shorthand for --set training.precision=...")
+    str | None, typer.Option("--precision", help="fp32, bf16 or auto; shorthand for --set training.precision=...")
 ]
 
 

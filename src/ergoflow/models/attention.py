@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ergoflow.models.layers import GatedMLP, at_least_float32, gated_mlps, linear
 from ergoflow.models.positions import draw_frequencies, fourier_features
 from ergoflow.ops.axial import apply_kernels, axial_mix, head_norm
-from ergoflow.ops.choice import is_reference
+from ergoflow.ops.choice import is_reference, short_products
 from ergoflow.ops.low_rank import sequence_kernel, turned_product
 from ergoflow.ops.pool import axial_pool
 
@@ -87,19 +87,21 @@ def reduce_axes(
     # The rows of maxima first, then those of means, of one axis after the other: one product for all.
     ordered = [sorted(group, key=lambda reducer: reducer.pooling == "mean") for group in reducers]
     rows = torch.cat([reducer.signed_weight() for group in ordered for reducer in group])
-    rows = rows if first is None else rows @ first
+    with short_products(features.device):
+        rows = rows if first is None else rows @ first
     dim = features.shape[-1]
     weights = list(rows.split([dim * len(group) for group in reducers]))
     means = [sum(reducer.pooling == "mean" for reducer in group) for group in reducers]
     of_largest = [weight[: len(weight) - dim * count] for weight, count in zip(weights, means, strict=True)]
     pooled = axial_pool(features, of_largest, [group[0].axis for group in reducers])
-    projected = [
-        (F.linear(mean, weight[len(weight) - dim * count :]) if count else mean, largest)
-        for weight, count, (mean, largest) in zip(weights, means, pooled, strict=True)
-    ]
-    parts = [list(_parts(group, pair)) for group, pair in zip(reducers, projected, strict=True)]
-    refined = iter(_refine_together([pair for group in parts for pair in group]))
-    return [[next(refined) for _ in group] for group in parts]
+    with short_products(features.device):
+        projected = [
+            (F.linear(mean.to(weight.dtype), weight[len(weight) - dim * count :]) if count else mean, largest)
+            for weight, count, (mean, largest) in zip(weights, means, pooled, strict=True)
+        ]
+        parts = [list(_parts(group, pair)) for group, pair in zip(reducers, projected, strict=True)]
+        refined = iter(_refine_together([pair for group in parts for pair in group]))
+        return [[next(refined) for _ in group] for group in parts]
 
 
 def _parts(group: Sequence[AxialReducer], pooled: tuple[Tensor, Tensor]) -> Iterator[tuple[AxialReducer, Tensor]]:

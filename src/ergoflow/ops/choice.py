@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -68,6 +68,11 @@ def in_product_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for tensor in tensors)
+
+
+def short_products(device: torch.device) -> AbstractContextManager[object]:
+    """Within the block products of few rows are made: on a CPU in float32, where casting them would take longer."""
+    return torch.autocast("cpu", enabled=False) if device.type == "cpu" else nullcontext()
 
 
 @torch.compiler.assume_constant_result

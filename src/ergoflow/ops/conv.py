@@ -55,9 +55,15 @@ def _is_fast(x: Tensor, weight: Tensor, impl: str) -> bool:
 
 
 def direct_conv(x: Tensor, weight: Tensor, bias: Tensor, *, groups: int) -> Tensor:
-    """Return y from a padded copy of x and torch's convolution."""
+    """Return y from a padded copy of x and torch's convolution; on a CPU of a plane whose channels lie together.
+
+    (There the gradients of grouped convolutions in bfloat16 are six times slower otherwise.)
+    """
     widths = [taps // 2 for taps in reversed(weight.shape[2:]) for _ in range(2)]
     convolve = (F.conv1d, F.conv2d, F.conv3d)[x.ndim - 3]
+    if x.device.type == "cpu" and x.ndim == 4:
+        padded = F.pad(in_product_dtype(x)[0], widths, mode="circular").contiguous(memory_format=torch.channels_last)
+        return convolve(padded, weight.contiguous(memory_format=torch.channels_last), bias, groups=groups)
     return convolve(F.pad(x, widths, mode="circular"), weight, bias, groups=groups)
 
 

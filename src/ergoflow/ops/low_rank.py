@@ -32,18 +32,22 @@ def sequence_kernel(
 ) -> Tensor:
     """Return K (B, H, S, S) of sequences (B, S, D), the i-th of which feeds the next heads[i] of the H heads.
 
-    Wq and Wk are (H·m, D), the table [cos φ, sin φ] is (S, 2m). "reference" and "torch" write every step out; "triton"
-    takes and returns the precision of products, and has no gradient for the table.
+    Wq and Wk are (H·m, D), the table [cos φ, sin φ] is (S, 2m). "reference" writes every step out; the others have no
+    gradient for the table. "triton" takes and returns the precision of products, "torch" float32 at least: sequences
+    are short, and on a CPU casting them takes longer than a product of them.
     """
     if len(sequences) != len(heads):
         raise ValueError(f"each sequence needs a number of heads, got {len(sequences)} and {tuple(heads)}; give both")
     tensors = in_product_dtype(query, key, *sequences)
     chosen = choose_impl(tensors[0], impl)
-    if chosen != "triton" or table.requires_grad or has_tangent(query, key, *sequences):
+    if chosen == "reference" or table.requires_grad or has_tangent(query, key, *sequences):
         q, k = (_split_heads(project(sequences, weight, heads), sum(heads)) for weight in (query, key))
         return turned_product(q, k, table)
+    if chosen == "torch":
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        tensors = tuple(tensor.to(dtype) for tensor in (query, key, *sequences))
     with torch.autocast(query.device.type, enabled=False):
-        return _KERNEL((table.contiguous(), *tensors), tuple(heads), "triton")[0]
+        return _KERNEL((table.contiguous(), *tensors), tuple(heads), chosen)[0]
 
 
 def turned_product(queries: Tensor, keys: Tensor, table: Tensor) -> Tensor:
@@ -67,15 +71,20 @@ def _split_heads(projected: Tensor, heads: int) -> Tensor:
 
 
 def _forward(tensors: Tensors, heads: Numbers, impl: str) -> list[Tensor]:
-    """Return K, and q and k (B, S, H·m)."""
+    """Return K, and q and k (B, S, H·m); torch: K, and both of them turned (2, B, H, S, 2m)."""
+    table, query, key, *sequences = tensors
+    if impl == "torch":
+        turned = _turned(sequences, query, key, table, heads)
+        return [turned[0] @ turned[1].mT, turned]
     from ergoflow.ops.low_rank_triton import kernel_product
 
-    table, query, key, *sequences = tensors
     q, k = (_projected(sequences, weight, heads) for weight in (query, key))
     return [kernel_product(q, k, table, sum(heads)), q, k]
 
 
 def _backward(gradients: Tensors, tensors: Tensors, kept: Tensors, heads: Numbers, impl: str) -> list[Tensor]:
+    if impl == "torch":
+        return _turned_gradient(gradients[0], tensors, kept[0], heads)
     from ergoflow.ops.low_rank_triton import projection_gradient
 
     (d_kernel,), (table, query, key, *sequences), (q, k) = gradients, tensors, kept
@@ -94,8 +103,11 @@ def _backward(gradients: Tensors, tensors: Tensors, kept: Tensors, heads: Number
 
 
 def _shapes(tensors: Tensors, heads: Numbers, impl: str) -> list[Tensor]:
-    query, sequence = tensors[1], tensors[3]
+    table, query, sequence = tensors[0], tensors[1], tensors[3]
     batch, size = sequence.shape[:2]
+    if impl == "torch":
+        turned = query.new_empty(2, batch, sum(heads), *table.shape)
+        return [query.new_empty(batch, sum(heads), size, size), turned]
     q = query.new_empty(batch, size, len(query))
     return [query.new_empty(batch, sum(heads), size, size), q, torch.empty_like(q)]
 
@@ -110,6 +122,42 @@ def _projected(sequences: Sequence[Tensor], weight: Tensor, heads: Numbers) -> T
     for sequence, rows in zip(sequences, _rows(weight, heads), strict=True):
         torch.mm(sequence.flatten(0, 1), weight[rows].mT, out=out.flatten(0, 1)[:, rows])
     return out
+
+
+def _turned(sequences: Sequence[Tensor], query: Tensor, key: Tensor, table: Tensor, heads: Numbers) -> Tensor:
+    """Return m^(−1/2) [q cos φ, q sin φ] and [k cos φ, k sin φ], (2, B, H, S, 2m): one product for each sequence."""
+    weights = _by_sequence(query, key, heads)
+    parts = [F.linear(sequence, weight) for sequence, weight in zip(sequences, weights, strict=True)]
+    shapes = [(*part.shape[:2], 2, count, -1) for part, count in zip(parts, heads, strict=True)]
+    both = torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], dim=3)  # (B, S, 2, H, m)
+    return (both.permute(2, 0, 3, 1, 4)[..., None, :] * _turns(table)).flatten(-2)
+
+
+def _turned_gradient(d_kernel: Tensor, tensors: Tensors, turned: Tensor, heads: Numbers) -> list[Tensor]:
+    """Return the gradients of the table (nobody asks for it), of Wq and Wk, and of the sequences."""
+    table, query, key, *sequences = tensors
+    d_turned = torch.stack((d_kernel @ turned[1], d_kernel.mT @ turned[0])).unflatten(-1, (2, -1))
+    d_both = (d_turned * _turns(table)).sum(-2).permute(1, 3, 0, 2, 4)  # (B, S, 2, H, m)
+    parts = [part.flatten(2).flatten(0, 1) for part in d_both.split(list(heads), dim=3)]  # (B·S, 2·h·m)
+    d_weights = [
+        (part.mT @ sequence.flatten(0, 1)).view(2, -1, query.shape[1])
+        for part, sequence in zip(parts, sequences, strict=True)
+    ]
+    weights = _by_sequence(query, key, heads)
+    d_sequences = [(part @ weight).view_as(sequences[0]) for part, weight in zip(parts, weights, strict=True)]
+    return [torch.empty_like(table), *torch.cat(d_weights, dim=1), *d_sequences]
+
+
+def _turns(table: Tensor) -> Tensor:
+    """Return what q and k are multiplied by, (2, 1, 1, S, 2, m); q takes the scale as well."""
+    turns = table.unflatten(-1, (2, -1))  # (S, 2, m)
+    return torch.stack((turns * turns.shape[-1] ** -0.5, turns))[:, None, None]
+
+
+def _by_sequence(query: Tensor, key: Tensor, heads: Numbers) -> list[Tensor]:
+    """Return the rows (2·h·m, D) of Wq and Wk that belong to each sequence."""
+    rows = [count * (len(query) // sum(heads)) for count in heads]
+    return [part.flatten(0, 1) for part in torch.stack((query, key)).split(rows, dim=1)]
 
 
 def _rows(weight: Tensor, heads: Numbers) -> list[slice]:

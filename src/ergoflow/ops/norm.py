@@ -48,12 +48,14 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return p = x + code and its layer norm z, (B, *grid, D), for x (B, *grid, D), code (*grid, D), γ and β (D,).
 
-    p is in float32 at least. "triton" returns z in half precision under autocast, the others as torch does.
+    p is in float32 at least. "reference" returns z as torch does, the others in half precision under autocast.
     """
     half = _product_dtype(x)
-    if choose_impl(x.new_empty(0, dtype=half), impl) != "triton" or has_tangent(x, code, weight, bias):
-        total = x.to(_stream_dtype(x)) + code
-        return total, F.layer_norm(total, weight.shape, weight, bias, EPS)
+    chosen = choose_impl(x.new_empty(0, dtype=half), impl)
+    if chosen != "triton" or has_tangent(x, code, weight, bias):
+        total = x.to(_stream_dtype(x)) + code.to(_stream_dtype(x))
+        normed = F.layer_norm(total, weight.shape, weight, bias, EPS)
+        return total, normed if chosen == "reference" else in_product_dtype(normed)[0]
     with torch.autocast(x.device.type, enabled=False):
         total, normed = _ADD_NORM((x, code, weight, bias), (int(half in HALF),), "triton")
     return total, normed
@@ -66,7 +68,8 @@ def mix_add(x: Tensor, activation: Tensor, mix: Tensor, *, impl: Impl = "auto") 
     """
     half = _product_dtype(x)
     if choose_impl(x.new_empty(0, dtype=half), impl) != "triton" or has_tangent(x, activation, mix):
-        return x.to(_stream_dtype(x)) + F.linear(F.gelu(activation), mix)
+        # A sum of two precisions takes longer on a CPU than a cast and a sum.
+        return x.to(_stream_dtype(x)) + F.linear(F.gelu(activation), mix).to(_stream_dtype(x))
     tensors = (x, *in_product_dtype(activation, mix))
     with torch.autocast(x.device.type, enabled=False):
         return _MIX_ADD(tensors, (int(half in HALF),), "triton")[0]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +25,8 @@ from torch import Tensor
 from ergoflow.ops.choice import Impl, choose_impl, in_product_dtype
 from ergoflow.ops.differentiable import Differentiable, Numbers, Tensors, has_tangent
 
-# Numbers in the projections that are held at a time: 4 MB of float32.
-CHUNK = 2**20
+# Bytes of the projections that are held at a time.
+CHUNK = 2**22
 
 
 def axial_pool(
@@ -86,12 +87,15 @@ def _backward(gradients: Tensors, tensors: Tensors, places: Tensors, axes: Numbe
         from ergoflow.ops.pool_triton import launch_gradient
 
         return launch_gradient(x.contiguous(), weights, places, axes, d_means, d_largest)
-    d_x, d_weights = _scatter(x, weights, places, d_largest)
-    for axis, gradient in zip(axes, d_means, strict=True):
-        before, size, after = sides(x.shape[1:-1], axis)
-        view = d_x.view(x.shape[0], before, size, after, x.shape[-1])
-        view.add_(gradient[:, None, :, None], alpha=1 / (before * after))
-    return [d_x.view(x.shape), *d_weights]
+    # The means come first; what each maximum adds goes to its place.
+    share = [x.shape[1 + axis] / x.shape[1:-1].numel() for axis in axes]
+    parts = [_along(d_mean * s, axis, x.ndim) for axis, d_mean, s in zip(axes, d_means, share, strict=True)]
+    d_x = reduce(torch.add, parts).expand(x.shape).contiguous()
+    for place, gradient, weight in zip(places, d_largest, weights, strict=True):
+        _add_at(d_x.flatten(1, -2), place.long(), gradient, weight)
+    rows = x.detach().reshape(-1, x.shape[-1]).to(torch.promote_types(x.dtype, torch.float32))
+    d_weights = [_gathered(rows, *pair).to(x.dtype) for pair in zip(places, d_largest, strict=True)]
+    return [d_x, *d_weights]
 
 
 def _shapes(tensors: Tensors, axes: Numbers, impl: str) -> list[Tensor]:
@@ -112,7 +116,7 @@ def _largest(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.new_empty(batch, size, width)
     place = torch.empty(batch, size, width, device=x.device, dtype=torch.int32)
     points = before * size * after
-    count = min(batch, max(1, CHUNK // (points * width)))
+    count = min(batch, max(1, CHUNK // (points * width * x.itemsize)))
     # Reused from chunk to chunk, it stays in the cache.
     projected = x.new_empty(count * points, width)
     for start in range(0, batch, count):
@@ -146,29 +150,32 @@ def _channelwise_max(y: Tensor) -> tuple[Tensor, Tensor]:
     return y[:, 0], row[:, 0]
 
 
-def _scatter(
-    x: Tensor, weights: Sequence[Tensor], places: Sequence[Tensor], gradients: Sequence[Tensor]
-) -> tuple[Tensor, list[Tensor]]:
-    """Return dx (B·N, D) and the dw of each axis: the two sums of the file's first lines, as bags of rows."""
-    # Without gradients of their own, the bags below keep no books.
-    rows = x.detach().reshape(-1, x.shape[-1])
-    start = torch.arange(x.shape[0], device=x.device, dtype=torch.int32)[:, None, None] * x.shape[1:-1].numel()
-    # One line per row of w, (E, B·S).
-    keys = [(place + start).flatten(0, 1).mT.contiguous() for place in places]
-    values = [gradient.flatten(0, 1).mT.contiguous() for gradient in gradients]
-    d_weights = [_bags(key, rows, value) for key, value in zip(keys, values, strict=True)]
-    # The number of the row of w, for every pair; nothing here asks the device for a size.
-    lines = [torch.arange(len(key), device=x.device, dtype=torch.int32).repeat_interleave(key.shape[1]) for key in keys]
-    number = torch.cat([line + sum(map(len, keys[:index])) for index, line in enumerate(lines)])
-    key, order = torch.cat([key.view(-1) for key in keys]).sort()
-    points = torch.arange(rows.shape[0], device=x.device, dtype=key.dtype)
-    offsets = torch.searchsorted(key, points, out_int32=True)
-    value = torch.cat([value.view(-1) for value in values])[order]
-    return _bags(number[order], torch.cat(list(weights)), value, offsets), d_weights
+def _along(sequence: Tensor, axis: int, ndim: int) -> Tensor:
+    """Return a sequence (B, S, D) as features (B, .., S, .., D) that are constant along all other axes."""
+    shape = [1] * ndim
+    shape[0], shape[1 + axis], shape[-1] = sequence.shape
+    return sequence.view(shape)
 
 
-def _bags(key: Tensor, rows: Tensor, value: Tensor, offsets: Tensor | None = None) -> Tensor:
-    """Return Σ value·rows[key] over each line of `key`, or over each stretch of it that `offsets` begins."""
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    sums = F.embedding_bag(key, rows.to(dtype), offsets, per_sample_weights=value.to(dtype), mode="sum")
-    return sums.to(rows.dtype)
+def _add_at(d_x: Tensor, place: Tensor, gradient: Tensor, weight: Tensor) -> None:
+    """Add Σ g[s, e] w[e] to d_x (B, N, D) at the points place[s, e]; place and g are (B, S, E).
+
+    No two s have a point in common, so the gradients are entries of a matrix (N, E), and the sum is a dense product of
+    it, a few samples at a time: most entries are zeros, but sorting the others by place takes longer.
+    """
+    points, width = d_x.shape[1], len(weight)
+    count = min(len(d_x), max(1, CHUNK // (points * width * d_x.itemsize)))
+    for start in range(0, len(d_x), count):
+        part = slice(start, start + count)
+        rows = place[part] + torch.arange(len(d_x[part]), device=place.device)[:, None, None] * points
+        at_places = weight.new_zeros(len(d_x[part]) * points, width)
+        at_places.put_(rows * width + torch.arange(width, device=place.device), gradient[part].to(weight.dtype))
+        d_x[part].flatten(0, 1).addmm_(at_places, weight)
+
+
+def _gathered(rows: Tensor, place: Tensor, gradient: Tensor) -> Tensor:
+    """Return dw[e] = Σ_s g[s, e] x[n] over all samples, (E, D), for the rows x[n] (B·N, D): bags of rows."""
+    points = len(rows) // len(place)
+    key = place + torch.arange(len(place), device=place.device, dtype=place.dtype)[:, None, None] * points
+    key, value = (tensor.flatten(0, 1).mT.contiguous() for tensor in (key, gradient))  # (E, B·S)
+    return F.embedding_bag(key, rows, per_sample_weights=value.to(rows.dtype), mode="sum")

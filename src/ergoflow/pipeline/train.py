@@ -39,6 +39,7 @@ from ergoflow.training.checkpoint import WEIGHTS_FILE, save_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
 from ergoflow.training.loop import Validate
 from ergoflow.training.objectives import make_objective
+from ergoflow.training.processor import trains_in_bf16
 from ergoflow.training.stepper import NormalizedStep, NormalizedWindows, PhysicalStep, Windows
 from ergoflow.training.symmetries import AugmentedWindows, flow_symmetries
 from ergoflow.training.trainer import Progress, TrainResult
@@ -233,6 +234,7 @@ def _write_summary(
             "valid": dict(result.valid),
             "processes": context.world_size,
             "hardware": hardware(context.device),
+            "precision": "bf16" if trains_in_bf16(recipe.training.precision, context.device) else "fp32",
             "versions": versions(),
             "commit": commit(),
         },

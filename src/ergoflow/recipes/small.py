@@ -61,11 +61,18 @@ def small_experiments(known: dict[str, DatasetConfig]) -> list[Recipe]:
         dataset=known["kf64"],
         model=small_models()["a3m"],
         training=TrainingConfig(
-            epochs=2, batch_size=8, optimizer="adamw", learning_rate=4e-3, schedule="wsd", clip_norm=1.0, ema_decay=0.99
+            epochs=2,
+            batch_size=8,
+            optimizer="adamw",
+            learning_rate=4e-3,
+            schedule="wsd",
+            clip_norm=1.0,
+            ema_decay=0.99,
+            precision="auto",
         ),
         evaluation=EvaluationConfig(steps=1000),
     )
-    brief = dataclasses.replace(demo.training, epochs=100, max_minutes=SECONDS / 60)
+    brief = dataclasses.replace(demo.training, precision="fp32", epochs=100, max_minutes=SECONDS / 60)
     recipes = []
     for flow in ("kf64", "tcf32"):
         for name, model in (small_models() | trivial_models()).items():

@@ -19,6 +19,7 @@ from ergoflow.training.ema import averaged_weights, update_average
 from ergoflow.training.log import TrainingLog
 from ergoflow.training.objectives import Objective
 from ergoflow.training.plan import SECONDS_PER_MINUTE, TrainingConfig
+from ergoflow.training.processor import trains_in_bf16
 from ergoflow.training.recorded import RecordedGradients, Rehearse
 from ergoflow.training.state import RunState, capture, restore
 from ergoflow.training.stepper import NormalizedStep, Windows
@@ -77,6 +78,7 @@ class Loop:
             "number of processes": context.world_size,
             "kind of device": run.device.type,
         }
+        self._bf16 = trains_in_bf16(config.precision, run.device)
         self._clock = clock
         self._started: float | None = None
         self._logged_step, self._logged_seconds = run.step, run.seconds
@@ -218,7 +220,7 @@ class Loop:
 
     def _autocast(self) -> torch.autocast:
         """Matrix products in bfloat16 if asked; the losses switch it off for themselves."""
-        return torch.autocast(self.run.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+        return torch.autocast(self.run.device.type, torch.bfloat16, enabled=self._bf16)
 
     def _finite_losses(self) -> Tensor:
         """The pending losses (steps, 1 + parts), averaged over processes, on the CPU.

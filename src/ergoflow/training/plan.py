@@ -24,7 +24,8 @@ class TrainingConfig:
     such limit; `clip_norm` None leaves gradients as they are, `ema_decay` None keeps no averaged weights. `augment`
     moves every window by a random exact symmetry of its flow. `checkpoint_minutes` 0 writes after every step;
     `compact_state` halves what is written (`training/compact.py`), and a resumed run is then as good as the whole one,
-    but not bit for bit the same. `compile` hands the model to torch.compile.
+    but not bit for bit the same. `precision` "auto" is bf16 on a
+    CPU with instructions for it and fp32 elsewhere. `compile` hands the model to torch.compile.
     """
 
     epochs: int = 50
@@ -39,7 +40,7 @@ class TrainingConfig:
     clip_norm: float | None = None
     ema_decay: float | None = None
     augment: bool = False
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
     max_steps: int | None = None
     max_minutes: float | None = None
     checkpoint_minutes: float = 10.0
@@ -67,7 +68,7 @@ class TrainingConfig:
         for name, known in (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
-            ("precision", ("fp32", "bf16")),
+            ("precision", ("fp32", "bf16", "auto")),
         ):
             value = getattr(self, name)
             _require(value in known, f"{name} must be one of {', '.join(known)}", repr(value))

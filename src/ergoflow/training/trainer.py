@@ -26,6 +26,7 @@ from ergoflow.training.loop import Loop, TrainingDiverged, Validate
 from ergoflow.training.objectives import Objective
 from ergoflow.training.optimizers import make_optimizer
 from ergoflow.training.plan import TrainingConfig
+from ergoflow.training.processor import keep_freed_memory
 from ergoflow.training.recorded import Rehearse
 from ergoflow.training.state import RunState
 from ergoflow.training.stepper import NormalizedStep, Windows
@@ -102,6 +103,8 @@ def train(
             "pass --resume to continue that run, or remove the folder to start again"
         )
     run = _new_run(step, objective, config)
+    if run.device.type == "cpu":
+        keep_freed_memory()
     if context.is_main:
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
