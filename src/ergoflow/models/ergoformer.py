@@ -5,7 +5,8 @@ weight for weight. Four things are added, each behind a switch:
 
     flow      "carried", for a vorticity on a periodic plane: the prediction is z∘X + s·net, X the paths of the flow
               itself (`ergoflow.models.advection`) and s the spread of increments, less its mean: a vorticity has none;
-    inputs    z∘X and the velocities of z and z∘X, u = ∂y ψ, v = −∂x ψ, −∇²ψ = z; cosines of a wall's coordinate;
+    inputs    z∘X and the velocities of z and of half a step later, u = ∂y ψ, v = −∂x ψ, −∇²ψ = z; cosines of a wall's
+              coordinate;
     layers    before the last `attention_blocks` blocks of each stage on `attention_levels`, with K_X, K_Y the kernels
               of `ergoflow.models.axial` along the axes:
                 kernel="free"     x ← x + W_o norm(K_Y K_X W_v LN(x))            the paper's attention
@@ -57,7 +58,7 @@ Kernel = Literal["free", "linear", "unitary"]
 Flow = Literal["velocity", "carried"]
 POOLING: dict[str, tuple[str, ...]] = {"a3m": POOLINGS, "mean": ("mean",), "lines": ()}
 
-# What a flow adds to the inputs: u; z∘X, u₀ and u₁.
+# What a flow adds to the inputs: u; z∘X, u₀ and u_½.
 FLOW_CHANNELS = {None: 0, "velocity": 2, "carried": 5}
 # Cosines cos(πnξ), n = 1, 2, .., of the coordinate ξ in (0, 1) across an axis between walls.
 WALL_MODES = 8
@@ -162,9 +163,9 @@ class Ergoformer(nn.Module):
         if self.config.flow != "carried":
             field: Tensor = self.unet(self._inputs(z))
             return field
-        there, first, second = carried(z, self.pace.turn)
+        there, first, half = carried(z, self.pace.turn)
         start = there if self.pace.change is None else (there - z) / self.pace.change
-        field = start + self.unet(torch.cat([z, there, first, second], dim=1))
+        field = start + self.unet(torch.cat([z, there, first, half], dim=1))
         return field - field.mean((-2, -1), keepdim=True)
 
     @property
