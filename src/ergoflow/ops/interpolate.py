@@ -36,30 +36,29 @@ def interpolate(fields: Tensor, shift: Tensor, *, impl: Impl = "auto") -> Tensor
 
 def reference_interpolate(fields: Tensor, shift: Tensor) -> Tensor:
     """Return y as a sum over sixteen gathered fields."""
-    channels, (size, length) = fields.shape[1], fields.shape[2:]
-    flat = fields.flatten(2)
+    size, length = fields.shape[2:]
+    flat = fields.flatten(2)  # (B, C, X·Y)
     rows, row_weights = _stencil(shift[:, 0], torch.arange(size, device=shift.device)[:, None], size)
     columns, column_weights = _stencil(shift[:, 1], torch.arange(length, device=shift.device), length)
-    total = torch.zeros_like(fields)
+    total = torch.zeros_like(flat)
     for row, a in zip(rows, row_weights, strict=True):
-        line = torch.zeros_like(fields)
+        start, line = row * length, torch.zeros_like(flat)
         for column, b in zip(columns, column_weights, strict=True):
-            place = (row * length + column).flatten(1)[:, None].expand(-1, channels, -1)
-            line = line + b[:, None] * flat.gather(2, place).view_as(fields)
-        total = total + a[:, None] * line
-    return total
+            line = torch.addcmul(line, b, flat.gather(2, (start + column).expand_as(flat)))
+        total = torch.addcmul(total, a, line)
+    return total.view_as(fields)
 
 
-def _stencil(shift: Tensor, here: Tensor, size: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Return the four neighbours of here + shift along an axis, (B, X, Y) each, and their weights."""
+def _stencil(shift: Tensor, here: Tensor, size: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the four neighbours of here + shift (B, X, Y) along an axis, (B, 1, X·Y) each, and their weights."""
     floor = shift.detach().floor()
-    t, first = shift - floor, here + floor.long()
-    weights = (
+    t, first = (values.flatten(1)[:, None] for values in (shift - floor, here + floor.long()))
+    weights = [
         -t * (t - 1) * (t - 2) / 6,
         (t + 1) * (t - 1) * (t - 2) / 2,
         -(t + 1) * t * (t - 2) / 2,
         (t + 1) * t * (t - 1) / 6,
-    )
+    ]
     return [(first + tap) % size for tap in TAPS], weights
 
 
