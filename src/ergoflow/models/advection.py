@@ -10,8 +10,8 @@ and then, once more, with the mean of u₀ and the velocity at its end; it gives
     X(x) = x − T (k₁ + 2k₂ + 2k₃ + k₄)/6,
     k₁ = u₁(x),   k₂ = u_½(x − Tk₁/2),   k₃ = u_½(x − Tk₂/2),   k₄ = u₀(x − Tk₃).
 
-The error of one step is O(T³), and that of reading between grid points of fourth order (`ergoflow.ops.interpolate`): ω
-itself is read only once, since each reading smooths it a little.
+The error of one step is O(T³), and that of reading between grid points of fourth order (`ergoflow.ops.interpolate`):
+the result is read off ω at once, not half by half, since each reading smooths it a little.
 """
 
 from __future__ import annotations
