@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 Impl = Literal["auto", "reference", "torch", "triton"]
 HALF = (torch.bfloat16, torch.float16)
+SINGLE = (*HALF, torch.float32)
 # What "auto" means, last entry first; `use_impl` adds one for a while.
 _AUTO: list[Impl] = ["auto"]
 
@@ -28,19 +29,22 @@ def use_impl(impl: Impl) -> Iterator[None]:
         _AUTO.pop()
 
 
-def choose_impl(x: Tensor, impl: Impl) -> Literal["reference", "torch", "triton"]:
-    """Return what `impl` means for products of x; asking for what cannot run raises.
+def choose_impl(
+    x: Tensor, impl: Impl, *, dtypes: tuple[torch.dtype, ...] = HALF
+) -> Literal["reference", "torch", "triton"]:
+    """Return what `impl` means for an operator on x; asking for what cannot run raises.
 
-    "auto" takes Triton for half-precision products on CUDA, where the package is installed, and the fast torch code
-    otherwise: in float32 torch's own products are faster than exact ones in Triton. Tensors without data take the
-    reference, so that work is counted as it is written down.
+    "auto" takes Triton on CUDA, where the package is installed, for x of one of `dtypes`, and the fast torch code
+    otherwise: in float32 torch's own products are faster than exact ones in Triton, so an operator that is something
+    else than large products says SINGLE. Tensors without data take the reference, so that work is counted as it is
+    written down.
     """
     device_type = x.device.type
     impl = _AUTO[-1] if impl == "auto" else impl
     if impl == "auto":
         if device_type == "meta" or isinstance(x, FakeTensor):
             return "reference"
-        return "triton" if device_type == "cuda" and x.dtype in HALF and _has_triton() else "torch"
+        return "triton" if device_type == "cuda" and x.dtype in dtypes and _has_triton() else "torch"
     if impl in ("reference", "torch"):
         return impl
     if impl != "triton":

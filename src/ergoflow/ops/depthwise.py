@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ergoflow.ops.choice import HALF, Impl, choose_impl, in_product_dtype
+from ergoflow.ops.choice import HALF, SINGLE, Impl, choose_impl, in_product_dtype
 from ergoflow.ops.differentiable import Differentiable, Numbers, Tensors, has_tangent
 from ergoflow.ops.norm import EPS
 
@@ -45,7 +45,8 @@ def depthwise_norm(
     """
     _check(x, weight, periodic)
     half = in_product_dtype(x.new_empty(0))[0].dtype
-    fast = choose_impl(x.new_empty(0, dtype=half), impl) == "triton" and x.ndim == 4 and weight.shape[2] <= MOST_TAPS
+    chosen = choose_impl(x.new_empty(0, dtype=half), impl, dtypes=SINGLE)
+    fast = chosen == "triton" and x.ndim == 4 and weight.shape[2] <= MOST_TAPS
     if not fast or has_tangent(x, weight, bias, gamma, beta):
         return x, reference_depthwise_norm(x, weight, bias, gamma, beta, periodic, wall_padding)
     # As in ergoflow.ops.depthwise_triton: 0 around, 1 replicate, 2 zeros.

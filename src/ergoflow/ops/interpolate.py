@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ergoflow.ops.choice import Impl, choose_impl
+from ergoflow.ops.choice import SINGLE, Impl, choose_impl
 from ergoflow.ops.differentiable import Differentiable, Numbers, Tensors, has_tangent
 
 TAPS = (-1, 0, 1, 2)
@@ -26,8 +26,7 @@ def interpolate(fields: Tensor, shift: Tensor, *, impl: Impl = "auto") -> Tensor
             f"interpolate needs fields (B, C, X, Y) and a shift (B, 2, X, Y), got {tuple(fields.shape)} and "
             f"{tuple(shift.shape)}; give one shift per point"
         )
-    # Products are not the point here: what half precision would choose holds for float32, too.
-    chosen = choose_impl(fields.new_empty(0, dtype=torch.bfloat16), impl)
+    chosen = choose_impl(fields, impl, dtypes=SINGLE)
     if chosen != "triton" or fields.dtype != torch.float32 or has_tangent(fields, shift):
         return reference_interpolate(fields, shift)
     with torch.autocast(fields.device.type, enabled=False):

@@ -23,7 +23,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ergoflow.ops.choice import Impl, choose_impl
+from ergoflow.ops.choice import SINGLE, Impl, choose_impl
 from ergoflow.ops.differentiable import Differentiable, Numbers, Tensors, has_tangent
 
 # The largest angle, in radians, by which exp(A) turns a mode; π moves the shortest wave by one cell.
@@ -137,9 +137,8 @@ def _lines(x: Tensor, axis: int, heads: int) -> Tensor:
 
 
 def _takes_kernels(x: Tensor, phases: Tensor, impl: Impl) -> bool:
-    # Torch is slow with small matrices in any precision: float32 takes the kernels as half precision does.
-    like = x if x.dtype == torch.float64 else x.new_empty(0, dtype=torch.bfloat16)
-    return choose_impl(like, impl) == "triton" and len(phases) <= MOST_POINTS and not phases.requires_grad
+    # Torch is slow with small matrices in any precision.
+    return choose_impl(x, impl, dtypes=SINGLE) == "triton" and len(phases) <= MOST_POINTS and not phases.requires_grad
 
 
 def _check(x: Tensor, projected: Tensor, phases: Tensor, axis: int, heads: int) -> None:
