@@ -1,7 +1,7 @@
-"""`ergoformer`: a vorticity is carried along by its own flow, and a ConvNeXt U-Net with global layers adds the rest.
+"""`ergoformer`: a vorticity is carried along by its own flow; a ConvNeXt U-Net, with attention or not, adds the rest.
 
 The U-Net is `ergoflow.models.convnext`, unchanged; with `attention=None` and `flow=None` this model *is* that one,
-weight for weight. Four things are added, each behind a switch:
+weight for weight. Four things can be added:
 
     flow      "carried", for a vorticity on a periodic plane: the prediction is z∘X + s·net, X the paths of the flow
               itself (`ergoflow.models.advection`) and s the spread of increments, less its mean: a vorticity has none;
@@ -21,14 +21,13 @@ pools by the mean alone. A kernel shared by all rows cannot shear: u(y) ∂x nee
 At the start W_o = 0 and exp(A) is close to I, so every setting begins as the U-Net with the same weights, and the head
 is zero: a model of increments begins as persistence, or as an inviscid flow where the state is carried.
 
-Parameters of the default configuration on a plane, one vorticity in and out: 4,620,468.
+A carried vorticity needs no global layers: they are off by default, and what each is worth is in docs/lab_log.md.
 
-    U-Net    6 channels in, 1 out                                          4,472,228
-    layers   2 × (LayerNorm 384; queries and keys 2 × 36,864; rates 8)       148,240
-
-kernel="free" has values and merge, 73,728, in place of the rates of a layer; "mean" adds 2 reducers × 148,416 to a
-layer and "a3m" 6. An operator at 256 channels has 65,536 (exact: 32,640). Multiply-adds of the default: 4.82 G at
-128², 21.1 G at 256², a tenth of `a3m`'s.
+Parameters of the default configuration on a plane, one vorticity in and out: 4,472,228, those of the U-Net with 6
+channels in. "lines" adds 2 × (LayerNorm 384; queries and keys 2 × 36,864; rates 8) = 148,240. kernel="free" has values
+and merge, 73,728, in place of the rates of a layer; "mean" adds 2 reducers × 148,416 to a layer and "a3m" 6. An
+operator at 256 channels has 65,536 (exact: 32,640). Multiply-adds of the default: 4.47 G at 128², 17.9 G at 256²,
+less than a tenth of `a3m`'s.
 
 Symmetries. Along periodic axes the model commutes with translations by the stride of the U-Net (8 points by default),
 for every setting but `codes="random"`. Between walls it knows where it is. Reflections and rotations hold for no
@@ -75,7 +74,7 @@ class ErgoformerConfig:
     too; None for anything but one vorticity on a periodic plane."""
     wall_code: bool = True
     """Whether the coordinate across walls joins the inputs; nothing where all axes are periodic."""
-    attention: Attention | None = "lines"
+    attention: Attention | None = None
     """What the kernels are made of; None means no global layers."""
     attention_levels: tuple[int, ...] = (1,)
     """Levels of the U-Net with global layers; 0 is the finest."""

@@ -85,11 +85,12 @@ def experiments(known: dict[str, DatasetConfig]) -> list[Recipe]:
 
 
 def fitted(model: ModelConfig, dataset: DatasetConfig) -> ModelConfig:
-    """The model as its data want it: the paper's heads, and a flow that carries only where there is one vorticity."""
+    """The model as its data want it: the paper's heads; attention where there is no vorticity to be carried."""
     if isinstance(model, A3MConfig | FactFormerConfig) and dataset.name == "kf128":
         return dataclasses.replace(model, heads=KF128_HEADS)
     if isinstance(model, ErgoformerConfig):
-        return model if isinstance(dataset, KolmogorovDatasetConfig) else dataclasses.replace(model, flow=None)
+        plane = isinstance(dataset, KolmogorovDatasetConfig)
+        return model if plane else dataclasses.replace(model, flow=None, attention="lines")
     return model
 
 
