@@ -161,7 +161,7 @@ def _pair(slug: str, sources: tuple[str, str], title: str, caption: str, draw: D
     return made[0], made[1]
 
 
-HEADLINE = "forecast-errors-kf256"
+HEADLINE = "error-growth-kf256"
 PICTURES: tuple[Picture, ...] = (
     *_pair(
         "time-correlation",
