@@ -297,7 +297,7 @@ def reproduce(
         list[str],
         typer.Argument(
             metavar="NAME...",
-            help="Recipes, groups such as mini and table1, or cost, lorenz, figures; all is all of the paper.",
+            help="Recipes, groups such as mini and table1, or cost, lorenz, long, figures; all is all of it.",
         ),
     ],
     settings: SetOption = None,

@@ -150,6 +150,28 @@ def test_a_step_that_blows_up_has_infinite_exponents():
     assert np.isinf(lyapunov_exponents(lambda z: 1e3 * z**2 + 1, torch.ones(1, 1, 4), 2, num_steps=50)).all()
 
 
+def test_each_entry_has_exponents_of_its_own_and_the_mean_is_theirs():
+    rates = torch.tensor([[0.5, 2.0], [3.0, 0.25]], dtype=torch.float64)  # (B, 2): entries of a diagonal map
+    state = torch.ones(2, 2, dtype=torch.float64)
+
+    def step(z: torch.Tensor) -> torch.Tensor:
+        # The batch may be repeated for several tangents: an entry is known by the ratio it keeps.
+        first = (z[:, :1] > 0).to(z)
+        return z * (first * rates[0] + (1 - first) * rates[1])
+
+    state[1] = -1.0
+    each = lyapunov_exponents(step, state, 2, num_steps=40, warmup=60, each=True)
+    assert each == pytest.approx(np.log([[2.0, 0.5], [3.0, 0.25]]), abs=1e-9)
+    assert lyapunov_exponents(step, state, 2, num_steps=40, warmup=60) == pytest.approx(each.mean(0), abs=1e-9)
+
+
+def test_an_entry_that_blows_up_leaves_the_others_alone():
+    state = torch.tensor([[1.0], [1e-3]], dtype=torch.float64)
+    each = lyapunov_exponents(lambda z: 0.5 * z + z**3, state, 1, num_steps=60, warmup=0, each=True)
+    assert np.isinf(each[0]).all()
+    assert each[1] == pytest.approx(math.log(0.5), abs=1e-5)
+
+
 def test_bad_input_raises_one_line():
     state = torch.ones(2, 1, 4)
     for call in (

@@ -14,8 +14,8 @@ from rich.console import Console
 from ergoflow.config import ChannelDatasetConfig, Recipe, override
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.pipeline.report import report
-from ergoflow.pipeline.reproduce import run_one
 from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.verify_solver import verify_solver
 from ergoflow.pipeline.workspace import Workspace

@@ -17,9 +17,10 @@ from ergoflow.data.store import TrajectoryStore
 from ergoflow.pipeline import pretrained
 from ergoflow.pipeline.cells import list_cells
 from ergoflow.pipeline.pretrained import export_model
-from ergoflow.pipeline.reproduce import reproduce, run_one
+from ergoflow.pipeline.reproduce import reproduce
 from ergoflow.pipeline.runs import is_trained, read_facts
 from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import catalogue, collections, datasets, find_recipe, find_recipes, full_size_models
 from ergoflow.recipes.experiments import TASKS, trivial_models

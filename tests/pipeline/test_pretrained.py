@@ -19,14 +19,17 @@ from rich.console import Console
 from ergoflow.cli import main
 from ergoflow.config import EvaluationConfig, KolmogorovDatasetConfig, Recipe, override
 from ergoflow.data.store import TrajectoryStore
-from ergoflow.pipeline import check, demo_data, pretrained, reference
+from ergoflow.pipeline import check, demo_data, long, pretrained, reference
 from ergoflow.pipeline import demo as demo_verb
+from ergoflow.pipeline.cells import list_cells
 from ergoflow.pipeline.check import run_check
 from ergoflow.pipeline.demo import demo_pretrained, demo_recipe
 from ergoflow.pipeline.demo_data import demo_dataset, make_demo_data
+from ergoflow.pipeline.document import gather
 from ergoflow.pipeline.pretrained import best_small_model, export_model, pretrained_models
-from ergoflow.pipeline.reproduce import run_one
+from ergoflow.pipeline.reproduce import reproduce
 from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import datasets, find_recipe
@@ -199,6 +202,28 @@ def test_the_demo_of_a_shipped_model_ends_in_a_report_and_is_not_repeated(
     change_weights(folder, 0.01)
     with pytest.raises(ValueError, match="holds others; remove that folder"):
         demo_pretrained(str(exported), space, device=CPU, console=QUIET)
+
+
+def test_shipped_models_are_rolled_out_for_long_once_and_without_training(
+    run: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrained, "SHELF", exported.parent)
+    evaluation = dataclasses.replace(tiny().evaluation, steps=150, exponent_steps=20)
+    monkeypatch.setattr(long, "EVALUATION", evaluation)
+    space, results = Workspace(tmp_path / "root"), tmp_path / "results"
+    shutil.copytree(run.parents[2] / "data", space.root / "data")
+    assert long.long_to_do(results) == ["kf64-convnext"]
+    reproduce([], space, seeds=[0], results=results, device=CPU, console=QUIET, parts=["long"])
+    (path,) = list_cells(long.long_folder(results))
+    assert long.long_to_do(results) == [] == list_cells(results)
+    cell = json.loads(path.read_text())
+    assert cell["scores"]["rollout_steps"] == 150
+    assert cell["training"] == json.loads((exported / "training.json").read_text())
+    assert cell["scores"]["metrics"]["lambda1_error"]["rows"]["model"]["value"] > 0
+    assert [group.name for group in gather(results).long] == ["kf64-convnext-long"]
+    stamp = path.stat().st_mtime_ns
+    reproduce([], space, seeds=[0], results=results, device=CPU, console=QUIET, parts=["long"])
+    assert path.stat().st_mtime_ns == stamp
 
 
 def test_a_small_flow_is_simulated_as_it_is_and_a_large_one_is_cut() -> None:

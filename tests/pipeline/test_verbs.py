@@ -20,13 +20,14 @@ from ergoflow.metrics import StatisticsResult
 from ergoflow.models.mno import MNOConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
 from ergoflow.numerics.trajectory import rollout
+from ergoflow.pipeline.exponents import measure_exponents
 from ergoflow.pipeline.predict import kept_steps, predict
 from ergoflow.pipeline.reference import load_reference, skipped_frames
 from ergoflow.pipeline.report import report
-from ergoflow.pipeline.reproduce import run_one
 from ergoflow.pipeline.runs import RunFacts, normalizer_of, open_store, write_run
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace
@@ -269,6 +270,21 @@ def test_exponents_of_solver_and_model_are_in_scores_and_curves(workspace: Works
         truth, model = curves["lyapunov/truth"], curves["lyapunov/model"]
     assert truth.shape == model.shape == (2,)
     assert cell["rows"]["model"]["value"] == pytest.approx(abs(model[0] / truth[0] - 1), rel=1e-6)
+
+
+def test_exponents_of_the_solver_are_those_of_the_attractor_whatever_points_are_stored(workspace: Workspace) -> None:
+    # So viscous that every second point holds the state to a thousandth.
+    settings = ("dataset.flow.viscosity=0.1", "evaluation.exponents=1", "evaluation.exponent_steps=60")
+    exponents = []
+    for name, subsample in (("smooth", 1), ("smooth-half", 2)):
+        recipe = tiny(*settings, f"dataset.name={name}", f"dataset.subsample={subsample}")
+        simulate(recipe.dataset, workspace, device=CPU, console=console())
+        store = open_store(recipe, workspace)
+        measured = measure_exponents(recipe, store, lambda z: 0.5 * z, device=CPU, console=console())
+        assert measured.model == pytest.approx(math.log(0.5) / recipe.step_seconds, rel=1e-6)
+        exponents.append(measured.truth)
+    assert exponents[0].shape == (6, 1)
+    assert exponents[1] == pytest.approx(exponents[0], abs=0.01 * np.abs(exponents[0]).max())
 
 
 def test_missing_inputs_name_the_verb_that_makes_them(tmp_path: Path, workspace: Workspace) -> None:

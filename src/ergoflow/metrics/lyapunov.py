@@ -24,15 +24,17 @@ def lyapunov_exponents(
     step_time: float = 1.0,
     generator: torch.Generator | None = None,
     method: Literal["jvp", "finite_difference"] = "jvp",
+    each: bool = False,
 ) -> np.ndarray:
-    """Return the `count` largest exponents, largest first, per unit of `step_time`, mean over the batch.
+    """Return the `count` largest exponents, largest first, per unit of `step_time`: (count,), the mean over the batch,
+    or with `each` those of every entry, (B, count).
 
     Orthonormal tangents Q are pushed through the step, D step(z) Q = Q' R, re-orthonormalised by QR every
     step; lambda_i = <ln R_ii> / step_time after `warmup` steps that only align the tangents. `state` is (B,
     ...) on the attractor; the step must treat batch entries independently, since tangents travel along the
     batch axis. All in the state's dtype except the sum of logarithms. `generator` (a CPU one) draws the first
     tangents; None is a fixed seed. "finite_difference" (central) serves steps without forward derivatives. A
-    trajectory that leaves the finite numbers gives inf.
+    trajectory that leaves the finite numbers gives inf, and the mean with it.
     """
     _check(state, count, num_steps, warmup, step_time, method)
     if method == "jvp":
@@ -49,10 +51,10 @@ def lyapunov_exponents(
             tangents, r = torch.linalg.qr(tangents)
             if index >= warmup:
                 logs += torch.diagonal(r, dim1=1, dim2=2).abs().to(torch.float64).log()
-    exponents = logs.mean(dim=0).cpu().numpy() / (num_steps * step_time)
-    if not bool(torch.isfinite(state).all()) or np.isnan(exponents).any():
-        return np.full(count, np.inf)
-    return np.asarray(np.sort(exponents)[::-1])
+    lost = ~torch.isfinite(state).flatten(1).all(dim=1) | logs.isnan().any(dim=1)
+    logs[lost] = torch.inf
+    exponents = (logs if each else logs.mean(dim=0)).cpu().numpy() / (num_steps * step_time)
+    return np.asarray(np.sort(exponents)[..., ::-1])
 
 
 def _load_forward_rules() -> None:

@@ -15,8 +15,8 @@ from ergoflow.pipeline.check import run_check
 from ergoflow.pipeline.demo_data import demo_dataset, make_demo_data
 from ergoflow.pipeline.pretrained import best_small_model, find_model, install
 from ergoflow.pipeline.report import report
-from ergoflow.pipeline.reproduce import run_one
 from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.summary import print_summary, read_scores
 from ergoflow.pipeline.workspace import Workspace
 

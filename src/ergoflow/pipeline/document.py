@@ -20,11 +20,13 @@ from pathlib import Path
 from ergoflow.data.files import write_text_atomic
 from ergoflow.pipeline.cells import list_cells, read_cell
 from ergoflow.pipeline.cost import read_costs
+from ergoflow.pipeline.long import long_folder
 from ergoflow.pipeline.lorenz import lorenz_path
 from ergoflow.pipeline.pictures import read_index, stale_figures
 from ergoflow.report.claims import claims_block
 from ergoflow.report.costs import cost_block, lorenz_block
 from ergoflow.report.evidence import Evidence
+from ergoflow.report.long import long_block
 from ergoflow.report.paper_figures import figures_block, headline_picture
 from ergoflow.report.reproduction import COMPARISONS, comparison, headline_block, table_block
 from ergoflow.report.runs import group_runs
@@ -45,6 +47,7 @@ BLOCKS: dict[str, Callable[[Evidence], str]] = {
     **{c.name: _table(c.name) for c in COMPARISONS},
     "cost": cost_block,
     "lorenz": lorenz_block,
+    "long": long_block,
     "figures": figures_block,
     "headline": _headline,
 }
@@ -54,10 +57,11 @@ def gather(results: Path, *, place: str = "results") -> Evidence:
     """Everything a results folder holds; `place` is how a document reaches it."""
     if not results.is_dir():
         raise ValueError(f"a folder of results was expected at {results}, but there is none; run `ergoflow reproduce`")
-    cells = [read_cell(path) for path in list_cells(results)]
+    cells, long = ([read_cell(path) for path in list_cells(folder)] for folder in (results, long_folder(results)))
     lorenz = lorenz_path(results)
     evidence = Evidence(
         groups=group_runs(cells) if cells else (),
+        long=group_runs(long) if long else (),
         costs=read_costs(results),
         lorenz=json.loads(lorenz.read_text()) if lorenz.exists() else None,
         pictures=read_index(results),
@@ -98,5 +102,11 @@ def _text(path: Path) -> str:
     if path.exists():
         return path.read_text()
     titles = {c.name: c.title for c in COMPARISONS}
-    titles |= {"claims": "Claims", "cost": "Cost", "lorenz": "Lorenz-63", "figures": "Figures"}
+    titles |= {
+        "claims": "Claims",
+        "cost": "Cost",
+        "lorenz": "Lorenz-63",
+        "long": "Ten thousand steps",
+        "figures": "Figures",
+    }
     return "# Reproduction\n" + "".join(f"\n## {title}\n\n{mark(name)}\n" for name, title in titles.items())

@@ -2,7 +2,8 @@
 
 A cell that is in the results folder is done; a run that was interrupted goes on from its checkpoint. The report is
 made of the cells, with the frames of those that were run here. Besides cells there are parts: the cost of every model
-on this hardware, Lorenz-63, and the figures, which come last because they are drawn from the results.
+on this hardware, Lorenz-63, the shipped models over ten thousand steps, and the figures, which come last because they
+are drawn from the results.
 """
 
 from __future__ import annotations
@@ -18,19 +19,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ergoflow.config import Recipe, to_dict
+from ergoflow.config import Recipe
 from ergoflow.pipeline.cells import cell_path, is_done, list_cells, write_cell
 from ergoflow.pipeline.cost import cost_path, expected_seconds, is_measured, measure_cost
 from ergoflow.pipeline.document import gather
+from ergoflow.pipeline.long import long_to_do, measure_long
 from ergoflow.pipeline.lorenz import EXPECTED_SECONDS as LORENZ_SECONDS
 from ergoflow.pipeline.lorenz import lorenz_path, measure_lorenz
 from ergoflow.pipeline.pictures import EXPECTED_SECONDS_EACH, draw_figures, figures_to_draw
-from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.report import report
-from ergoflow.pipeline.runs import is_trained, require_same_run
-from ergoflow.pipeline.score import score
+from ergoflow.pipeline.runs import is_trained
 from ergoflow.pipeline.simulate import simulate
-from ergoflow.pipeline.train import train
+from ergoflow.pipeline.stages import is_rolled_out, is_scored, run_one
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.plan import SECONDS_PER_MINUTE
 from ergoflow.training.trainer import TrainingDiverged
@@ -84,6 +84,8 @@ def reproduce(
         measure_cost(results, device=device, console=console)
     if "lorenz" in parts:
         measure_lorenz(results, console=console)
+    if "long" in parts:
+        measure_long(results, workspace, device=device, console=console)
     diverged = _run_cells(recipes, workspace, seeds=seeds, results=results, device=device, console=console)
     if "figures" in parts:
         draw_figures(gather(results), results, console=console)
@@ -122,20 +124,6 @@ def _run_cells(
                 continue
             write_cell(folder, results)
     return diverged
-
-
-def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> Path:
-    """Train, predict and score one seed of a recipe, whatever of it is missing; return the run folder."""
-    folder = workspace.run(recipe.name, seed)
-    if (folder / "recipe.json").exists():
-        require_same_run(folder, recipe)
-    if not is_trained(folder):
-        train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())
-    if not _is_rolled_out(folder, recipe):
-        predict(recipe, workspace, seed=seed, device=device, console=console)
-    if not _is_scored(folder):
-        score(recipe, workspace, seed=seed, device=device, console=console)
-    return folder
 
 
 def print_plan(
@@ -179,6 +167,10 @@ def _part_to_do(part: str, results: Path, device: torch.device, cells_change: bo
         return ("done", 0.0) if is_measured(path) else (f"measure into {path.name}", expected_seconds(results, device))
     if part == "lorenz":
         return ("done", 0.0) if lorenz_path(results).exists() else ("measure", LORENZ_SECONDS)
+    if part == "long":
+        left = long_to_do(results)
+        # How long that takes depends on the machine alone, and no result says so.
+        return (f"roll out {', '.join(left)}" if left else "done"), 0.0
     count = len(figures_to_draw(gather(results), results)) if results.is_dir() else 0
     drawn = [f"draw {count}"] if count else []
     later = [] if lorenz_path(results).exists() else ["Lorenz-63"]
@@ -194,8 +186,8 @@ def _left_to_do(recipe: Recipe, workspace: Workspace, seed: int, results: Path) 
     left = [
         *([] if simulated else ["simulate"]),
         *([] if is_trained(folder) else ["train"]),
-        *([] if _is_rolled_out(folder, recipe) else ["predict"]),
-        *([] if _is_rolled_out(folder, recipe) and _is_scored(folder) else ["score"]),
+        *([] if is_rolled_out(folder, recipe) else ["predict"]),
+        *([] if is_rolled_out(folder, recipe) and is_scored(folder) else ["score"]),
     ]
     return left or ["gather"]
 
@@ -210,14 +202,3 @@ def _minutes(recipe: Recipe, known: dict[str, float]) -> float | None:
 def _known_minutes(results: Path) -> dict[str, float]:
     cells = [json.loads(path.read_text()) for path in list_cells(results)]
     return {cell["scores"]["name"]: cell["training"]["seconds"] / SECONDS_PER_MINUTE for cell in cells}
-
-
-def _is_rolled_out(folder: Path, recipe: Recipe) -> bool:
-    path = folder / "rollout" / "rollout.json"
-    return path.exists() and json.loads(path.read_text())["evaluation"] == to_dict(recipe.evaluation)
-
-
-def _is_scored(folder: Path) -> bool:
-    """Whether the scores are those of the roll-out that is there: not older than it."""
-    scores, rollout = folder / "scores.json", folder / "rollout" / "rollout.json"
-    return scores.exists() and scores.stat().st_mtime_ns >= rollout.stat().st_mtime_ns

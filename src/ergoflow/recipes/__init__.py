@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 #: What `ergoflow reproduce` makes besides cells, in this order.
-PARTS = ("cost", "lorenz", "figures")
+PARTS = ("cost", "lorenz", "long", "figures")
 # The rows of the paper's main tables, what it left out, and our own.
 MAIN_ROWS = ("mno", "uno", "mwt", "factformer", "a3m", "a3m-common", "convnext", "ergoformer")
 

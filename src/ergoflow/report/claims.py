@@ -23,6 +23,7 @@ from ergoflow.report.cost_rules import (
 )
 from ergoflow.report.curve_rules import boundary_energy, decays, fits, orthogonal, roughens, spectral_split
 from ergoflow.report.evidence import Evidence
+from ergoflow.report.long import lasts
 from ergoflow.report.published import TABLE_1, TABLE_2
 from ergoflow.report.reproduction import BASELINES
 from ergoflow.report.rules import (
@@ -229,5 +230,10 @@ CLAIMS = (
         source="not in print",
         text="`ergoformer` is better than that U-Net in every column of Table 1",
         rule=lower("table1", "ergoformer", ("convnext",)),
+    ),
+    Claim(
+        source="not in print",
+        text="the shipped models survive 10,000 steps, ME-APE and ME-LRw within 1.5 floors, λ₁ within 10 %",
+        rule=lasts,
     ),
 )

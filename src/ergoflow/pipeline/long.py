@@ -1,0 +1,63 @@
+"""`ergoflow reproduce long`: every shipped model over ten thousand steps, with its largest Lyapunov exponent.
+
+    RESULTS/long/<recipe>-long/seed<N>.{json,npz}   cells as any other (`ergoflow.pipeline.cells`)
+
+No model is trained: the shipped weights are judged, so anybody can look at the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ergoflow.config import EvaluationConfig, KolmogorovDatasetConfig, Recipe, load_recipe
+from ergoflow.pipeline.cells import cell_path, is_done, write_cell
+from ergoflow.pipeline.pretrained import install, pretrained_models
+from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.stages import run_one
+from ergoflow.pipeline.workspace import Workspace
+
+EVALUATION = EvaluationConfig(steps=10_000, keep_every=500)
+
+
+def long_folder(results: Path) -> Path:
+    """Where the cells of this kind live: beside those of the tables, in which they are no rows."""
+    return results / "long"
+
+
+def long_recipe(source: Path) -> Recipe:
+    """The recipe of a shipped model with the long evaluation, under a name that no training run has."""
+    recipe = load_recipe(source / "recipe.json")
+    # A plane of a channel is not the whole state: it has no exponents.
+    exponents = int(isinstance(recipe.dataset, KolmogorovDatasetConfig))
+    evaluation = dataclasses.replace(EVALUATION, exponents=exponents)
+    return dataclasses.replace(recipe, name=f"{recipe.name}-long", evaluation=evaluation)
+
+
+def long_to_do(results: Path) -> list[str]:
+    """Names of the shipped models whose cell is missing."""
+    return [name for name, source in pretrained_models().items() if not is_done(*_cell(results, source))]
+
+
+def measure_long(results: Path, workspace: Workspace, *, device: torch.device, console: Console) -> None:
+    """Make the cells that are missing."""
+    for name in long_to_do(results):
+        source = pretrained_models()[name]
+        recipe = long_recipe(source)
+        simulate(recipe.dataset, workspace, device=device, console=console)
+        install(source, workspace, seed=_seed(source), recipe=recipe)
+        folder = run_one(recipe, workspace, seed=_seed(source), device=device, console=console)
+        write_cell(folder, long_folder(results))
+
+
+def _cell(results: Path, source: Path) -> tuple[Path, Recipe]:
+    recipe = long_recipe(source)
+    return cell_path(long_folder(results), recipe.name, _seed(source)), recipe
+
+
+def _seed(source: Path) -> int:
+    return int(json.loads((source / "scores.json").read_text())["seed"])

@@ -1,0 +1,42 @@
+"""One run from its data to its scores: what is missing of it is done, and nothing again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ergoflow.config import Recipe, to_dict
+from ergoflow.pipeline.predict import predict
+from ergoflow.pipeline.runs import is_trained, require_same_run
+from ergoflow.pipeline.score import score
+from ergoflow.pipeline.train import train
+from ergoflow.pipeline.workspace import Workspace
+
+
+def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> Path:
+    """Train, predict and score one seed of a recipe, whatever of it is missing; return the run folder."""
+    folder = workspace.run(recipe.name, seed)
+    if (folder / "recipe.json").exists():
+        require_same_run(folder, recipe)
+    if not is_trained(folder):
+        train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())
+    if not is_rolled_out(folder, recipe):
+        predict(recipe, workspace, seed=seed, device=device, console=console)
+    if not is_scored(folder):
+        score(recipe, workspace, seed=seed, device=device, console=console)
+    return folder
+
+
+def is_rolled_out(folder: Path, recipe: Recipe) -> bool:
+    """Whether a run holds a roll-out under the recipe's evaluation."""
+    path = folder / "rollout" / "rollout.json"
+    return path.exists() and json.loads(path.read_text())["evaluation"] == to_dict(recipe.evaluation)
+
+
+def is_scored(folder: Path) -> bool:
+    """Whether the scores are those of the roll-out that is there: not older than it."""
+    scores, rollout = folder / "scores.json", folder / "rollout" / "rollout.json"
+    return scores.exists() and scores.stat().st_mtime_ns >= rollout.stat().st_mtime_ns

@@ -1,0 +1,78 @@
+"""Ten thousand steps of the shipped models as Markdown, and the rule that says whether they last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ergoflow.report.evidence import Evidence, cell_file
+from ergoflow.report.rules import Verdict, as_text
+from ergoflow.report.runs import RunGroup, finite_or_none
+
+COLUMNS = {
+    "me_ape": "ME-APE",
+    "me_lrw": "ME-LRw",
+    "delta_lambda": "Δλ",
+    "energy_drift": "energy drift",
+    "enstrophy_drift": "enstrophy drift",
+    "tail_error": "tails",
+    "pdf_w1": "point PDF",
+    "lambda1_error": "λ₁",
+}
+# A statistic lasts within so many times what two halves of the truth differ by, the exponent within so much of its own.
+FLOORS = 1.5
+WITHIN_FLOOR = ("me_ape", "me_lrw")
+EXPONENT_ERROR = 0.1
+ENDING = "-long"
+
+
+def long_block(evidence: Evidence) -> str:
+    """One row per shipped model: each error with its floor in brackets; or the command that measures it."""
+    if not evidence.long:
+        return "Not run yet: `ergoflow reproduce long` rolls the shipped models out."
+    head = ["model", "steps", "survived", *COLUMNS.values()]
+    lines = [
+        "Errors of the last frames, as many as the truth has; in brackets truth against truth.",
+        "",
+        f"| {' | '.join(head)} |",
+        f"|{' --- |' * len(head)}",
+    ]
+    made = set()
+    for group in evidence.long:
+        scores = group.first.scores
+        link = evidence.link(f"long/{cell_file(group.name, group.first.seed)}", _name(group))
+        cells = [link, f"{scores['rollout_steps']:,}", f"{scores['survival']['fraction']:.0%}"]
+        lines.append(f"| {' | '.join([*cells, *(_with_floor(scores['metrics'].get(key)) for key in COLUMNS)])} |")
+        made.add(f"{scores['hardware']['device']}, commit {scores['commit']}")
+    return "\n".join([*lines, "", f"The shipped weights on {'; '.join(sorted(made))}."])
+
+
+def lasts(evidence: Evidence) -> Verdict:
+    """A rule: shipped models survive, their spectra are within 1.5 floors, their largest exponents within a tenth."""
+    if not evidence.long:
+        return Verdict("not run yet", "`ergoflow reproduce long`")
+    faults = []
+    for group in evidence.long:
+        scores = group.first.scores
+        metrics, share = scores["metrics"], scores["survival"]["fraction"]
+        limits = {key: FLOORS * metrics[key]["floor"]["value"] for key in WITHIN_FLOOR}
+        limits |= {"lambda1_error": EXPONENT_ERROR} if "lambda1_error" in metrics else {}
+        faults += [f"{_name(group)}: {share:.0%} survive"] if share < 1 else []
+        for key, limit in limits.items():
+            value = finite_or_none(metrics[key]["rows"]["model"]["value"])
+            if value is None or value > limit:
+                faults.append(f"{_name(group)}: {key} {as_text(value)}, at most {limit:.3g} allowed")
+    if faults:
+        return Verdict("not reproduced", "; ".join(faults))
+    return Verdict("reproduced", ", ".join(_name(group) for group in evidence.long))
+
+
+def _name(group: RunGroup) -> str:
+    return group.name.removesuffix(ENDING)
+
+
+def _with_floor(metric: Mapping[str, Any] | None) -> str:
+    if metric is None:
+        return "–"
+    floor = "" if metric["floor"] is None else f" ({as_text(finite_or_none(metric['floor']['value']))})"
+    return f"{as_text(finite_or_none(metric['rows']['model']['value']))}{floor}"

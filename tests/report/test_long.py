@@ -1,0 +1,65 @@
+"""Ten thousand steps: what the table says, and when a model lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ergoflow.report.evidence import Evidence
+from ergoflow.report.long import lasts, long_block
+from ergoflow.report.runs import RunView, group_runs
+
+MakeRun = Callable[..., RunView]
+
+
+def evidence(make_run: MakeRun, *, exponent: float | None = 0.05, skill: float = 0.05) -> Evidence:
+    """One shipped model: ME-APE .4 and ME-LRw .5 times `skill`, floors of .03."""
+    run = make_run("kf128-coarse-ergoformer-long", dataset="kf128", skill=skill)
+    metrics = run.scores["metrics"]
+    if exponent is None:
+        metrics.pop("lambda1_error", None)
+    else:
+        cell = {"value": exponent, "low": exponent, "high": exponent, "verdict": "better"}
+        metrics["lambda1_error"] = metrics["me_ape"] | {"rows": {"model": cell}, "floor": None}
+    return Evidence(long=group_runs([run]), place="../results")
+
+
+def test_a_row_links_to_its_cell_and_shows_floors_and_gaps(make_run: MakeRun) -> None:
+    row = long_block(evidence(make_run)).splitlines()[4]
+    assert row.startswith("| [kf128-coarse-ergoformer](../results/long/kf128-coarse-ergoformer-long/seed0.json) |")
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[2:5] == ["100%", "0.02 (0.03)", "0.025 (0.03)"]
+    assert cells[-1] == "0.05"
+    assert "–" in cells  # a metric that this run has not
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"exponent": 0.101}, "lambda1_error 0.101, at most 0.1 allowed"),
+        ({"exponent": float("inf")}, "lambda1_error failed"),
+        ({"skill": 0.0902}, "me_lrw 0.0451, at most 0.045 allowed"),
+        ({"skill": 0.12}, "me_ape 0.048, at most 0.045 allowed; kf128-coarse-ergoformer: me_lrw"),
+    ],
+)
+def test_each_limit_is_one(make_run: MakeRun, changes: dict, reason: str) -> None:
+    verdict = lasts(evidence(make_run, **changes))
+    assert verdict.word == "not reproduced"
+    assert reason in verdict.reason
+
+
+def test_a_model_lasts_within_all_limits_and_planes_have_no_exponent(make_run: MakeRun) -> None:
+    for changes in ({}, {"skill": 0.0899, "exponent": 0.1}, {"exponent": None}):
+        assert lasts(evidence(make_run, **changes)).word == "reproduced"
+
+
+def test_one_lost_roll_out_is_a_fault(make_run: MakeRun) -> None:
+    found = evidence(make_run)
+    found.long[0].first.scores["survival"]["fraction"] = 0.97
+    assert lasts(found).reason == "kf128-coarse-ergoformer: 97% survive"
+
+
+def test_nothing_is_said_before_it_is_run() -> None:
+    assert lasts(Evidence()).word == "not run yet"
+    assert "ergoflow reproduce long" in long_block(Evidence())
