@@ -21,9 +21,9 @@ def test_recipe_survives_the_round_trip_through_json(name: str) -> None:
 
 def test_recipe_file_round_trip(tmp_path: Path) -> None:
     recipe = override(find_recipe("kf64-a3m"), ["training.epochs=7", "model.sigma=4"])
-    path = tmp_path / "mine.json"
+    path = tmp_path / "recipe.json"
     path.write_text(json.dumps(to_dict(recipe)))
-    assert load_recipe(path) == recipe == find_recipe(str(path))
+    assert load_recipe(path) == recipe == find_recipe(str(path)) == find_recipe(str(path.parent))
 
 
 def test_override_changes_one_setting_and_nothing_else() -> None:
@@ -80,6 +80,8 @@ def test_unknown_names_list_near_misses() -> None:
         find_dataset("kf265", [])
     with pytest.raises(ValueError, match="there is none"):
         find_recipe("no/such/recipe.json")
+    with pytest.raises(ValueError, match=r"expected at tests/recipe\.json, but there is none"):
+        find_recipe("tests/")
 
 
 def test_missing_key_in_a_file_is_named(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ app = typer.Typer(
 )
 
 RecipeArgument = Annotated[
-    str | None, typer.Argument(metavar="RECIPE", help="Name from `ergoflow recipes`, or a recipe.json.")
+    str | None, typer.Argument(metavar="RECIPE", help="Name from `ergoflow recipes`, a recipe.json or a run folder.")
 ]
 RecipeOption = Annotated[str | None, typer.Option("--recipe", help="The same as the argument.")]
 SetOption = Annotated[

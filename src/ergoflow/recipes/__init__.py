@@ -60,15 +60,15 @@ def collections() -> dict[str, tuple[str, ...]]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe called `name`, or stored in the file `name`."""
+    """The recipe called `name`, or stored in the file or run folder `name`."""
     known = catalogue()
     if name in known:
         return known[name]
     if name.endswith(".json") or "/" in name:
-        path = Path(name)
+        path = Path(name) / "recipe.json" if Path(name).is_dir() else Path(name)
         if not path.is_file():
             raise ValueError(
-                f"a recipe file was expected at {name}, but there is none; check the path or run `ergoflow recipes`"
+                f"a recipe file was expected at {path}, but there is none; check the path or run `ergoflow recipes`"
             )
         return load_recipe(path)
     raise ValueError(f"unknown recipe {name!r}; {_hint(name, list(known))}")
