@@ -54,10 +54,12 @@ def test_a_model_lasts_within_all_limits_and_planes_have_no_exponent(make_run: M
         assert lasts(evidence(make_run, **changes)).word == "reproduced"
 
 
-def test_one_lost_roll_out_is_a_fault(make_run: MakeRun) -> None:
+@pytest.mark.parametrize("key", ["fraction", "energy_in_range@1000", "enstrophy_in_range@1000"])
+def test_one_lost_roll_out_is_a_fault(make_run: MakeRun, key: str) -> None:
     found = evidence(make_run)
-    found.long[0].first.scores["survival"]["fraction"] = 0.97
-    assert lasts(found).reason == "kf128-coarse-ergoformer: 97% survive"
+    found.long[0].first.scores["survival"][key] = 0.97
+    assert lasts(found).reason == "kf128-coarse-ergoformer: 97% survive in range"
+    assert "97%" in long_block(found)
 
 
 def test_nothing_is_said_before_it_is_run() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ergoflow.report.runs import share_in_range
+
 LINES = {"spectrum, energy": ("me_ape", "me_lrw", "tke_error"), "mixing, law": ("delta_lambda", "pca_kl", "pdf_w1")}
 
 
@@ -35,11 +37,13 @@ def _lines(scores: dict[str, Any]) -> list[str]:
         f"  {title:<17}" + ", ".join(_beside_floor(metrics[key]) for key in keys if key in metrics)
         for title, keys in LINES.items()
     ]
+    inside = share_in_range(scores)
+    left = f", {inside:.0%} with energy and enstrophy in range" if inside < survival["fraction"] else ""
     return [
         f"[bold]{scores['name']}[/bold], seed {scores['seed']}: {scores['parameters']:,} parameters, "
         f"{scores['num_trajectories']} test trajectories",
         f"  {'relative L2':<17}" + ", ".join(errors),
-        f"  {'survival':<17}{survival['fraction']:.0%} of the roll-outs finish {survival['steps']} steps",
+        f"  {'survival':<17}{survival['fraction']:.0%} of the roll-outs finish {survival['steps']} steps{left}",
         *statistics,
     ]
 

@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from ergoflow.report.published import PublishedTable
-from ergoflow.report.runs import RunGroup, RunView
+from ergoflow.report.runs import RunGroup, RunView, survival_text
 from ergoflow.report.sections import FigureItem
 from ergoflow.report.summary import Card, duration, number
 from ergoflow.report.tables import Cell, Column, Row, Table
@@ -174,7 +174,7 @@ def _provenance_row(run: RunView, stages: Sequence[str]) -> str:
     cells = [
         str(run.seed),
         f"{scores['parameters']:,}",
-        f"{scores['survival']['fraction']:.0%}",
+        survival_text([run]),
         str(scores["commit"] or "–")[:12],
     ]
     cells += ["–" if time is None else duration(time) for time in times]

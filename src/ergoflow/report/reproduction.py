@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ergoflow.report.evidence import Evidence, cell_file
 from ergoflow.report.published import TABLE_1, TABLE_2, TABLE_3, TABLE_4, PublishedTable
-from ergoflow.report.runs import RunGroup, RunView
+from ergoflow.report.runs import RunGroup, RunView, survival_text
 from ergoflow.report.tables import Cell, Row, Table, build_table
 
 BASELINES = {"mno": "MNO", "uno": "UNO", "mwt": "MWT", "factformer": "FactFormer"}
@@ -147,7 +147,9 @@ def headline_block(evidence: Evidence) -> str:
     for group, row in zip(groups, table.rows, strict=False):
         cells = [_brief(row.cells.get(key)) for key in keys]
         parameters = f"{group.first.scores['parameters']:,}"
-        lines.append(f"| {_linked(group, task, evidence)} | {parameters} | {' | '.join(cells)} | {_survival(group)} |")
+        lines.append(
+            f"| {_linked(group, task, evidence)} | {parameters} | {' | '.join(cells)} | {survival_text(group.runs)} |"
+        )
     for row in table.rows[len(groups) :]:
         if row.kind in ("floor", "reference") and row.label != "zero":
             lines.append(f"| *{row.label}* | | {' | '.join(_brief(row.cells.get(key)) for key in keys)} | |")
@@ -161,7 +163,9 @@ def _table(chosen: Comparison, task: str, groups: Sequence[RunGroup], evidence: 
     # The rows of the models come first, in the order of the groups.
     for group, row in zip(groups, table.rows, strict=False):
         printed = chosen.printed.rows.get(chosen.rows.get(group.name.removeprefix(f"{task}-"), ""))
-        lines.append(f"| {_linked(group, task, evidence)} | {_cells(row, keys, printed)} | {_survival(group)} |")
+        lines.append(
+            f"| {_linked(group, task, evidence)} | {_cells(row, keys, printed)} | {survival_text(group.runs)} |"
+        )
     for row in table.rows[len(groups) :]:
         if row.kind != "printed":
             lines.append(f"| *{row.label}* | {_cells(row, keys, None)} | |")
@@ -198,11 +202,6 @@ def _brief(cell: Cell | None) -> str:
     if cell is None:
         return "–"
     return "failed" if cell.value is None else f"{cell.value:.3g}"
-
-
-def _survival(group: RunGroup) -> str:
-    fractions = [run.scores["survival"]["fraction"] for run in group.runs]
-    return f"{sum(fractions) / len(fractions):.0%}"
 
 
 def _files(groups: Sequence[RunGroup], evidence: Evidence) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.reproduction import BASELINES, comparison
-from ergoflow.report.runs import RunGroup, finite_or_none
+from ergoflow.report.runs import RunGroup, finite_or_none, share_in_range
 from ergoflow.report.tables import Cell, build_table
 
 Word = Literal["reproduced", "not reproduced", "not testable", "not run yet"]
@@ -84,7 +84,7 @@ def advantage(table: str) -> Callable[[Evidence], Verdict]:
 
 
 def survives(tables: Sequence[str]) -> Callable[[Evidence], Verdict]:
-    """A rule: every roll-out of a3m stays finite and near the attractor for all of its steps."""
+    """A rule: every roll-out of a3m stays finite for all of its steps and ends in the truth's range of energies."""
 
     def rule(evidence: Evidence) -> Verdict:
         shares = {}
@@ -93,10 +93,13 @@ def survives(tables: Sequence[str]) -> Callable[[Evidence], Verdict]:
             if isinstance(found, Verdict):
                 return found
             runs = found["a3m"].runs
-            share = sum(run.scores["survival"]["fraction"] for run in runs) / len(runs)
+            shares_of_runs = [min(run.scores["survival"]["fraction"], share_in_range(run.scores)) for run in runs]
+            share = sum(shares_of_runs) / len(runs)
             shares[found["a3m"].name] = (share, runs[0].scores["rollout_steps"])
         good = all(share == 1 for share, _ in shares.values())
-        reason = ", ".join(f"{name}: {share:.0%} finish {steps} steps" for name, (share, steps) in shares.items())
+        reason = ", ".join(
+            f"{name}: {share:.0%} finish {steps} steps in range" for name, (share, steps) in shares.items()
+        )
         return Verdict("reproduced" if good else "not reproduced", reason)
 
     return rule

@@ -74,6 +74,25 @@ class RunView:
         return values if np.iscomplexobj(values) else values.astype(np.float64)
 
 
+def share_in_range(scores: Mapping[str, Any]) -> float:
+    """The share of roll-outs that end with energy and enstrophy within 5 σ of the truth's; 1 where nobody looked."""
+    survival = scores["survival"]
+    last = survival.get("steps", scores["rollout_steps"])
+    return float(min(survival.get(f"{name}_in_range@{last}", 1.0) for name in ("energy", "enstrophy")))
+
+
+def survival_text(runs: Sequence[RunView]) -> str:
+    """The share of roll-outs that survive and, where it is less, of those that are still in the truth's range."""
+    alive, inside = (
+        sum(shares) / len(runs)
+        for shares in (
+            [run.scores["survival"]["fraction"] for run in runs],
+            [share_in_range(run.scores) for run in runs],
+        )
+    )
+    return f"{alive:.0%}" if inside >= alive else f"{alive:.0%}, {inside:.0%} in range"
+
+
 @dataclass(frozen=True)
 class RunGroup:
     """All seeds of one experiment, in order of seed."""

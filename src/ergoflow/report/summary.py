@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ergoflow.report.runs import RunGroup
+from ergoflow.report.runs import RunGroup, share_in_range
 from ergoflow.report.tables import FLOOR_LABEL, Row, Table
 
 MAX_METRIC_CARDS = 6
@@ -63,7 +63,9 @@ def sentence(table: Table, groups: Sequence[RunGroup]) -> str:
     does_best = " does best: it" if models > 1 else ""
     survivors, total, steps = survival(next(group for group in groups if group.name == row.label))
     alive = f"all {total}" if survivors == total else f"{survivors} of {total}"
-    return f"{opening}{does_best} {body}; {alive} roll-outs survive {steps:,} steps."
+    inside = in_range(next(group for group in groups if group.name == row.label))
+    left = f", {inside} in the truth's range" if inside < survivors else ""
+    return f"{opening}{does_best} {body}; {alive} roll-outs survive {steps:,} steps{left}."
 
 
 def cards(table: Table, groups: Sequence[RunGroup]) -> tuple[Card, ...]:
@@ -71,12 +73,13 @@ def cards(table: Table, groups: Sequence[RunGroup]) -> tuple[Card, ...]:
     row = best_row(table)
     group = next(group for group in groups if group.name == row.label)
     survivors, total, steps = survival(group)
-    verdict = None if survivors == total else "failed"
+    inside = in_range(group)
+    verdict = None if min(survivors, inside) == total else "failed"
     found = [
         Card(
             label="survival",
             value=f"{survivors}/{total}",
-            note=f"roll-outs of {steps:,} steps",
+            note=f"roll-outs of {steps:,} steps" + (f", {inside} in the truth's range" if inside < survivors else ""),
             verdict=verdict,
         )
     ]
@@ -101,6 +104,11 @@ def survival(group: RunGroup) -> tuple[int, int, int]:
         total,
         int(group.first.scores["survival"].get("steps", group.first.scores["rollout_steps"])),
     )
+
+
+def in_range(group: RunGroup) -> int:
+    """Roll-outs that end in the truth's range, over all seeds of a group."""
+    return round(sum(share_in_range(run.scores) * run.scores["num_trajectories"] for run in group.runs))
 
 
 def number(value: float | None) -> str:
