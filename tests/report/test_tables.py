@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ergoflow.report.runs import RunView, group_runs
+from ergoflow.report.runs import RunView, group_runs, survival_text
 from ergoflow.report.summary import best_row, cards, number, sentence
 from ergoflow.report.tables import FLOOR_LABEL, Table, build_table, to_csv, to_json
 
@@ -127,6 +127,18 @@ def test_the_sentence_counts_verdicts_and_survivors(make_run: Make) -> None:
         "On kf64, m cannot be told from the truth in 1 of 7 headline metrics, beats every trivial forecast "
         "in 5 more and fails in 1; 3 of 4 roll-outs survive 1,000 steps."
     )
+
+
+def test_a_run_that_left_the_attractor_has_not_just_survived(make_run: Make) -> None:
+    run = make_run("m", skill=0.1)
+    run.scores["survival"].update({"energy_in_range@1000": 1.0, "enstrophy_in_range@1000": 0.25})
+    groups = group_runs([run])
+    table = build_table(groups)
+    assert sentence(table, groups).endswith("; all 4 roll-outs survive 1,000 steps, 1 in the truth's range.")
+    (card,) = [card for card in cards(table, groups) if card.label == "survival"]
+    assert (card.value, card.verdict) == ("4/4", "failed")
+    assert card.note == "roll-outs of 1,000 steps, 1 in the truth's range"
+    assert survival_text(groups[0].runs) == "100%, 25% in range"
 
 
 def test_cards_hold_the_best_run_against_floor_and_print(make_run: Make) -> None:
