@@ -119,11 +119,25 @@ def test_writing_to_a_weight_or_to_what_is_made_of_it_raises():
 def test_away_from_a_gpu_inference_is_the_model_in_its_precision():
     model, states = drawn(A3M)
     with torch.inference_mode():
-        for bf16 in (False, True):
-            step = recorded_inference(model, bf16=bf16, device=torch.device("cpu"))
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        for precision in ("fp32", "tf32", "bf16"):
+            step = recorded_inference(model, precision=precision, device=torch.device("cpu"))
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 expected = model(states[0])
             assert torch.equal(step(states[0]), expected)
+
+
+def test_tf32_is_allowed_within_a_step_that_asks_for_it_and_nowhere_else():
+    libraries = torch.backends.cuda.matmul, torch.backends.cudnn
+    before, seen = [library.allow_tf32 for library in libraries], []
+
+    def step(state: torch.Tensor) -> torch.Tensor:
+        seen.append([library.allow_tf32 for library in libraries])
+        return state
+
+    for precision in ("fp32", "tf32", "bf16"):
+        recorded_inference(step, precision=precision, device=torch.device("cpu"))(torch.zeros(1))
+    assert seen == [[False, False], [True, True], [False, False]]
+    assert [library.allow_tf32 for library in libraries] == before
 
 
 @pytest.mark.gpu
@@ -132,7 +146,7 @@ def test_away_from_a_gpu_inference_is_the_model_in_its_precision():
 def test_on_a_gpu_a_recording_of_folded_weights_repeats_the_model(config):
     model, states = drawn(config)
     model, states = model.cuda(), states.cuda()
-    step = recorded_inference(model, bf16=True, device=torch.device("cuda"))
+    step = recorded_inference(model, precision="bf16", device=torch.device("cuda"))
     with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
         expected = [model(state) for state in states]
     with torch.inference_mode():

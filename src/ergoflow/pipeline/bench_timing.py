@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ergoflow.config import ChannelDatasetConfig, Recipe
 from ergoflow.data.info import DatasetInfo
 from ergoflow.data.normalize import Normalizer
-from ergoflow.ops.inference import recorded_inference
+from ergoflow.ops.inference import Precision, recorded_inference
 from ergoflow.ops.rehearsal import rehearsed
 from ergoflow.pipeline import simulate_channel, simulate_kolmogorov
 from ergoflow.pipeline.runs import RunFacts
@@ -88,7 +88,8 @@ def training_cost(
 
     def inference() -> float:
         with torch.inference_mode():
-            call = recorded_inference(model, bf16=precision == "bf16", device=device) if recorded else forward
+            asked: Precision = "bf16" if precision == "bf16" else "fp32"
+            call = recorded_inference(model, precision=asked, device=device) if recorded else forward
             return median_seconds(lambda: call(state), device)
 
     def training(stage: Callable[[float], int] | None) -> Callable[[], None]:

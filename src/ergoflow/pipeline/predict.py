@@ -76,7 +76,7 @@ def predict(
 
 def rolled_out(step: Step, recipe: Recipe, device: torch.device) -> Step:
     """A loaded model as `predict` calls it: in the recipe's precision, and on a GPU as one recorded graph."""
-    return recorded_inference(step, bf16=recipe.evaluation.precision == "bf16", device=device)
+    return recorded_inference(step, precision=recipe.evaluation.precision, device=device)
 
 
 def kept_steps(evaluation: EvaluationConfig) -> list[int]:
