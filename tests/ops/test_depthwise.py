@@ -108,12 +108,14 @@ def opaque_error() -> float:
 def small_tiles() -> None:
     """Make patches and tiles small, so that small fields fill several of them."""
     from ergoflow.ops import depthwise_triton as triton_twin
+    from ergoflow.ops import layer_norm_triton
 
     small = triton_twin.Settings(rows=2, columns=4, warps=8)
     triton_twin.CONV_SETTINGS, triton_twin.CONV_GRADIENT_SETTINGS = small, small._replace(columns=2)
     triton_twin.TAPS_GRADIENT_SETTINGS, triton_twin.TAPS_PROGRAMS = small._replace(rows=4, warps=2), 2
-    triton_twin.NORM_SETTINGS = triton_twin.NORM_GRADIENT_SETTINGS = triton_twin.NormSettings(size=256, warps=1)
-    triton_twin.NORM_PROGRAMS = 3
+    small_norm = layer_norm_triton.NormSettings(size=256, warps=1)
+    layer_norm_triton.NORM_SETTINGS = layer_norm_triton.NORM_GRADIENT_SETTINGS = small_norm
+    layer_norm_triton.NORM_PROGRAMS = 3
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +213,8 @@ def test_shapes_that_do_not_fit_are_refused(shape: tuple, weight: tuple, message
 def hopper_kernels():
     """Kernels with warps, argument types and constants at the levels of `convnext`, and with walls at the first."""
     from ergoflow.ops import depthwise_triton as twin
+    from ergoflow.ops import layer_norm_triton
+    from ergoflow.ops.tiles_triton import block
 
     whole = dict.fromkeys(("rows", "columns", "height", "width", "batch"), "i32") | {"eps": "fp32"}
     half = dict.fromkeys(("y", "z", "d_y", "d_z", "gradient"), "*bf16")
@@ -227,10 +231,11 @@ def hopper_kernels():
         yield twin._conv_kernel, warps, backward, turned
         yield twin._taps_gradient_kernel, warps, forward, shape
         if not walls:
-            width = twin.block(dim)
-            norm = {"DIM": dim, "POINTS": twin.NORM_SETTINGS.size // width, "BLOCK_D": width}
-            yield twin._norm_kernel, twin.NORM_SETTINGS.warps, forward, norm
-            yield twin._norm_gradient_kernel, twin.NORM_GRADIENT_SETTINGS.warps, forward, norm
+            own, width = layer_norm_triton.NORM_SETTINGS, block(dim)
+            norm = {"DIM": dim, "POINTS": own.size // width, "BLOCK_D": width}
+            yield layer_norm_triton._norm_kernel, own.warps, forward, norm
+            own = layer_norm_triton.NORM_GRADIENT_SETTINGS
+            yield layer_norm_triton._norm_gradient_kernel, own.warps, forward, norm
 
 
 @needs_triton

@@ -114,7 +114,8 @@ def _check(x: Tensor, weight: Tensor, periodic: tuple[bool, ...]) -> None:
 
 def _forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
     """Return x, z, and y and the taps (k², D) for the gradient."""
-    from ergoflow.ops.depthwise_triton import conv, layer_norm
+    from ergoflow.ops.depthwise_triton import conv
+    from ergoflow.ops.layer_norm_triton import layer_norm
 
     (x, weight, bias, gamma, beta), (edge_x, edge_y, _, compiled) = tensors, numbers
     taps = weight.flatten(1).mT.to(torch.float32, copy=True, memory_format=torch.contiguous_format)  # (k², D)
@@ -124,7 +125,8 @@ def _forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
 
 
 def _backward(gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
-    from ergoflow.ops.depthwise_triton import conv_gradient, layer_norm_gradient, taps_gradient
+    from ergoflow.ops.depthwise_triton import conv_gradient, taps_gradient
+    from ergoflow.ops.layer_norm_triton import layer_norm_gradient
 
     (d_stream, d_z), (x, weight, bias, gamma, beta), (y, taps) = gradients, tensors, kept
     edges = (numbers[0], numbers[1])

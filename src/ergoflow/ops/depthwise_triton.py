@@ -1,4 +1,4 @@
-"""The Triton twin of `ergoflow.ops.depthwise` on a plane: the convolution, its gradients, and the layer norm after it.
+"""The Triton twin of `ergoflow.ops.depthwise` on a plane: the convolution and its gradients.
 
 A k×k depthwise convolution has k² multiplications per number and no use for matrix units: on an H200 7×7 taps take as
 long to multiply (49 of 33e12 a second) as 6 bytes take to move. So nothing may be spent on the way to the
@@ -7,8 +7,8 @@ goes down a patch row by row of the input: a number is read once per patch and m
 of the results has for it, with k rows of results under way. With 8 × 4 results that is 14·10/32 = 4.4 reads of 4 bytes
 per result, 18 bytes through the L1 cache, whose 128 bytes a cycle leave it idle two thirds of the time. A warp is 32
 channels of one patch: 96, 192 and 320 channels fill whole warps, where a tile of all channels would have to be a power
-of two. That is also why the norm is a kernel of its own: it reads the convolution once more, 2 bytes, mostly from L2,
-and the gradient needs that copy anyway.
+of two. That is also why the norm after it is a kernel of its own (`ergoflow.ops.layer_norm_triton`): it reads the
+convolution once more, 2 bytes, mostly from L2, and the gradient needs that copy anyway.
 
 The gradient of x is the same kernel with the taps turned around; the gradient of the taps has results and taps swap
 their roles: taps are added up, while results stay. Indices wrap or stop at the ends of an axis, no copy is padded.
@@ -23,8 +23,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ergoflow.ops.tiles_triton import block
-
 
 class Settings(NamedTuple):
     """Results of a patch along both axes, and patches of a program, one for each of its warps."""
@@ -34,22 +32,13 @@ class Settings(NamedTuple):
     warps: int
 
 
-class NormSettings(NamedTuple):
-    """Numbers of a tile, which are points with all their channels, and warps of a program."""
-
-    size: int
-    warps: int
-
-
 # For 7×7 taps 128 registers a thread, some 150 for their gradient, and none spilled. Triton takes some 15 s to compile
 # each, a time that grows with the square of a patch.
 CONV_SETTINGS = Settings(rows=8, columns=4, warps=4)
 CONV_GRADIENT_SETTINGS = Settings(rows=8, columns=4, warps=4)
 TAPS_GRADIENT_SETTINGS = Settings(rows=8, columns=4, warps=4)
-NORM_SETTINGS = NormSettings(size=2048, warps=4)
-NORM_GRADIENT_SETTINGS = NormSettings(size=2048, warps=4)
-# Programs that walk, as many as run at a time on 132 multiprocessors: three on each for the taps, four for the norm.
-TAPS_PROGRAMS, NORM_PROGRAMS = 396, 528
+# Programs that walk, as many as run at a time on 132 multiprocessors: three on each.
+TAPS_PROGRAMS = 396
 # Channels of a warp.
 CHANNELS = 32
 
@@ -117,54 +106,6 @@ def taps_gradient(x: Tensor, d_y: Tensor, taps: Tensor, edges: Edges) -> Tensor:
         num_stages=1,
     )
     return parts.sum(0)
-
-
-def layer_norm(y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Return z = γ r(y − μ) + β in the dtype of y (B, *grid, D), contiguous."""
-    dim = y.shape[-1]
-    rows, width = y.numel() // dim, block(dim)
-    points = max(1, NORM_SETTINGS.size // width)
-    z = torch.empty_like(y)
-    _norm_kernel[(triton.cdiv(rows, points),)](
-        y,
-        weight,
-        bias,
-        z,
-        rows,
-        eps,
-        DIM=dim,
-        POINTS=points,
-        BLOCK_D=width,
-        num_warps=NORM_SETTINGS.warps,
-        num_stages=1,
-    )
-    return z
-
-
-def layer_norm_gradient(d_z: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradient of y, and in float32 those of γ and β and the sum over all points of that of y."""
-    dim = y.shape[-1]
-    rows, width = y.numel() // dim, block(dim)
-    points = max(1, NORM_GRADIENT_SETTINGS.size // width)
-    programs = min(triton.cdiv(rows, points), NORM_PROGRAMS)
-    d_y = torch.empty_like(y)
-    parts = torch.empty(3, programs, dim, device=y.device, dtype=torch.float32)
-    _norm_gradient_kernel[(programs,)](
-        d_z,
-        y,
-        weight,
-        d_y,
-        parts,
-        rows,
-        eps,
-        DIM=dim,
-        POINTS=points,
-        BLOCK_D=width,
-        num_warps=NORM_GRADIENT_SETTINGS.warps,
-        num_stages=1,
-    )
-    d_weight, d_bias, total = parts.sum(1)
-    return d_y, d_weight, d_bias, total
 
 
 def _launch_conv(
@@ -361,71 +302,6 @@ def _taps_gradient_kernel(
 
 
 @triton.jit
-def _norm_kernel(
-    y: tl.tensor,  # (rows, dim)
-    weight: tl.tensor,  # (dim,)
-    bias: tl.tensor,  # (dim,)
-    z: tl.tensor,  # (rows, dim)
-    rows: tl.tensor,
-    eps: tl.tensor,
-    DIM: tl.constexpr,
-    POINTS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-) -> None:
-    start = tl.program_id(0).to(tl.int64) * POINTS
-    n, d = tl.arange(0, POINTS), tl.arange(0, BLOCK_D)
-    inside = (n[:, None] < rows - start) & (d[None, :] < DIM)
-    place = n[:, None] * DIM + d[None, :]
-    values = tl.load(y + start * DIM + place, mask=inside, other=0.0).to(tl.float32)
-    gap, rate = _centred(values, inside, DIM, eps)
-    scale = tl.load(weight + d, mask=d < DIM, other=0.0).to(tl.float32)
-    shift = tl.load(bias + d, mask=d < DIM, other=0.0).to(tl.float32)
-    normed = gap * rate[:, None] * scale[None, :] + shift[None, :]
-    tl.store(z + start * DIM + place, normed.to(z.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _norm_gradient_kernel(
-    d_z: tl.tensor,  # (rows, dim)
-    y: tl.tensor,  # (rows, dim)
-    weight: tl.tensor,  # (dim,)
-    d_y: tl.tensor,  # (rows, dim)
-    parts: tl.tensor,  # (3, programs, dim), float32
-    rows: tl.tensor,
-    eps: tl.tensor,
-    DIM: tl.constexpr,
-    POINTS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-) -> None:
-    n, d = tl.arange(0, POINTS), tl.arange(0, BLOCK_D)
-    place = n[:, None] * DIM + d[None, :]
-    scale = tl.load(weight + d, mask=d < DIM, other=0.0).to(tl.float32)
-    d_weight = tl.zeros((POINTS, BLOCK_D), tl.float32)
-    d_bias = tl.zeros((POINTS, BLOCK_D), tl.float32)
-    total = tl.zeros((POINTS, BLOCK_D), tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(rows, POINTS), tl.num_programs(0)):
-        start = tl.full((), tile, tl.int64) * POINTS
-        inside = (n[:, None] < rows - start) & (d[None, :] < DIM)
-        values = tl.load(y + start * DIM + place, mask=inside, other=0.0).to(tl.float32)
-        g = tl.load(d_z + start * DIM + place, mask=inside, other=0.0).to(tl.float32)
-        gap, rate = _centred(values, inside, DIM, eps)
-        normed = gap * rate[:, None]
-        d_weight += g * normed
-        d_bias += g
-        # d_y = r (γg − ⟨γg⟩ − ŷ⟨γg ŷ⟩) with ŷ = r(y − μ).
-        g = g * scale[None, :]
-        along = tl.sum(g * normed, axis=1) / DIM
-        level = tl.sum(g, axis=1) / DIM
-        result = tl.where(inside, rate[:, None] * (g - level[:, None] - normed * along[:, None]), 0.0)
-        total += result
-        tl.store(d_y + start * DIM + place, result.to(d_y.dtype.element_ty), mask=inside)
-    target = parts + tl.program_id(0) * DIM + d
-    tl.store(target, tl.sum(d_weight, axis=0), mask=d < DIM)
-    tl.store(target + tl.num_programs(0) * DIM, tl.sum(d_bias, axis=0), mask=d < DIM)
-    tl.store(target + 2 * tl.num_programs(0) * DIM, tl.sum(total, axis=0), mask=d < DIM)
-
-
-@triton.jit
 def _columns(
     left: tl.tensor,
     columns: tl.tensor,
@@ -520,11 +396,3 @@ def _place(
         return i
     else:  # noqa: RET505  (Triton needs the branch that is not taken to stay out of the function's type)
         return tl.maximum(tl.minimum(i, size - 1), 0)
-
-
-@triton.jit
-def _centred(values: tl.tensor, inside: tl.tensor, dim: tl.tensor, eps: tl.tensor) -> tl.tensor:
-    """Return values less their mean over the channels, zero outside, and the inverse deviation (N,)."""
-    mean = tl.sum(values, axis=1) / dim
-    gap = tl.where(inside, values - mean[:, None], 0.0)
-    return gap, 1.0 / tl.sqrt(tl.sum(gap * gap, axis=1) / dim + eps)
