@@ -306,7 +306,7 @@ def launches(module, *names: str) -> Iterator[list[Launch]]:
 
 def a3m_convolutions() -> Iterator[Launch]:
     """The products of the decoder's convolutions and their gradients, as they are launched on tensors without data."""
-    from ergoflow.ops import conv_triton
+    from ergoflow.ops import conv_blocks_triton, conv_triton
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device="meta", dtype=torch.bfloat16)
@@ -314,10 +314,11 @@ def a3m_convolutions() -> Iterator[Launch]:
     products = ("_conv_kernel", "_weight_gradient_kernel")
     for inputs, outputs, taps, bend in ((256, 128, 9, False), (128, 64, 7, True), (64, 32, 5, True)):
         weight = drawn(outputs, inputs // 16, taps, taps)
-        seen = conv_triton.blocks_of((256, 256), weight, 16)
-        with launches(conv_triton, *products, "_copy_kernel", "_table_kernel") as made:
+        seen = conv_blocks_triton.blocks_of((256, 256), weight, 16)
+        copies = launches(conv_blocks_triton, "_copy_kernel")
+        with copies, launches(conv_triton, *products, "_table_kernel") as made:
             x = drawn(8, 256, 256, inputs)
-            field = conv_triton.in_blocks(x, seen, bend=bend)
+            field = conv_blocks_triton.in_blocks(x, seen, bend=bend)
             conv_triton.conv(field, weight, drawn(outputs), seen)
             conv_triton.conv_gradient(drawn(8, 256, 256, outputs), field, weight, 16, bent=x if bend else None)
         yield from (launch for launch in made if launch.kernel.__name__ in products)

@@ -88,7 +88,7 @@ def _small_tiles() -> None:
     """Make the tiles small, so that small fields fill several of them."""
     from ergoflow.ops import axial_gradient_triton as gradient
     from ergoflow.ops import axial_integral_triton as integral
-    from ergoflow.ops import axial_triton, conv_triton, norm_triton, pool_triton, tiles_triton
+    from ergoflow.ops import axial_triton, conv_blocks_triton, conv_triton, norm_triton, pool_triton, tiles_triton
 
     pool_triton.LARGEST_SETTINGS = pool_triton.Settings(points=16, rows=16, warps=4, stages=2)
     pool_triton.GRADIENT_SETTINGS = pool_triton.Settings(points=32, rows=16, warps=4, stages=2)
@@ -103,7 +103,7 @@ def _small_tiles() -> None:
     conv_triton.CONV_SETTINGS = conv_triton.Settings(blocks=16, width=64, depth=32, warps=4, stages=2)
     conv_triton.NARROW_SETTINGS = conv_triton.CONV_SETTINGS
     conv_triton.WEIGHT_SETTINGS = conv_triton.Settings(blocks=16, width=32, depth=64, warps=4, stages=2)
-    conv_triton.COPIED, conv_triton.PROGRAMS = 512, 100
+    conv_blocks_triton.COPIED, conv_blocks_triton.TILE_RESULTS, conv_triton.PROGRAMS = 512, 64, 100
     # Two blocks of channels, five tiles of points shared by two programs, partial sums in two rounds.
     small = norm_triton.Settings(size=1024, channels=64, warps=4, stages=2, programs=8)
     norm_triton.SUMS_SETTINGS = norm_triton.SCALE_SETTINGS = small

@@ -154,6 +154,7 @@ def _tunable(
 ) -> Iterator[tuple[str, list[Any], Callable[..., Any]]]:
     """Yield kernels with their settings, the one in use first, and a function of `settings` that launches them."""
     from ergoflow.ops import axial_gradient_triton, axial_integral_triton, conv_triton, pool_triton
+    from ergoflow.ops.conv_blocks_triton import blocks_of, in_blocks
     from ergoflow.ops.tiles_triton import ProductSettings
 
     def drawn(*shape: int) -> Tensor:
@@ -197,10 +198,10 @@ def _tunable(
 
     inputs, outputs, taps = sizes.latent, sizes.widths[0], sizes.taps[0]
     weight, convolve = drawn(outputs, inputs // groups, taps, taps), conv_triton.Settings
-    seen = conv_triton.blocks_of(grid, weight, groups)
-    given = conv_triton.blocks_of(grid, weight, groups, transposed=True)
-    field = conv_triton.in_blocks(drawn(batch, *grid, inputs), seen)
-    result = conv_triton.in_blocks(drawn(batch, *grid, outputs), given)
+    seen = blocks_of(grid, weight, groups)
+    given = blocks_of(grid, weight, groups, transposed=True)
+    field = in_blocks(drawn(batch, *grid, inputs), seen)
+    result = in_blocks(drawn(batch, *grid, outputs), given)
     own = [conv_triton.CONV_SETTINGS, *(convolve(*setting) for setting in CONVOLUTIONS)]
     yield "convolution", own, partial(conv_triton.conv, field, weight, None, seen)
     yield "convolution transposed", own, partial(conv_triton.conv, result, weight, None, given, transposed=True)

@@ -81,7 +81,8 @@ def _forward(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
     blocks."""
     (x, weight, bias), (groups, bend) = tensors, numbers
     if impl == "triton":
-        from ergoflow.ops.conv_triton import blocks_of, conv, in_blocks
+        from ergoflow.ops.conv_blocks_triton import blocks_of, in_blocks
+        from ergoflow.ops.conv_triton import conv
 
         blocks = blocks_of(x.shape[2:], weight, groups)
         x_blocks = in_blocks(x.movedim(1, -1).contiguous(), blocks, bend=bool(bend))
@@ -112,7 +113,7 @@ def _backward(gradients: Tensors, tensors: Tensors, kept: Tensors, numbers: Numb
 def _shapes(tensors: Tensors, numbers: Numbers, impl: str) -> list[Tensor]:
     (x, weight, _), (groups, _) = tensors, numbers
     if impl == "triton":
-        from ergoflow.ops.conv_triton import blocks_of
+        from ergoflow.ops.conv_blocks_triton import blocks_of
 
         x_blocks = x.new_empty(len(x), groups, *blocks_of(x.shape[2:], weight, groups).shape)
         return [x.new_empty(len(x), *x.shape[2:], len(weight)).movedim(-1, 1), x_blocks]
