@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import re
 import shlex
 import typing
@@ -20,12 +21,13 @@ import typer
 from rich.console import Console
 
 from ergoflow.cli import app
-from ergoflow.config import ChannelDatasetConfig, KolmogorovDatasetConfig, Recipe, override
+from ergoflow.config import ChannelDatasetConfig, KolmogorovDatasetConfig, Recipe, override, to_dict
 from ergoflow.config.recipe import KINDS
 from ergoflow.metrics import CATALOGUE
 from ergoflow.pipeline import reference
 from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.score import score
+from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace
@@ -257,6 +259,18 @@ def test_the_script_for_own_data_leads_through_the_pipeline_to_scores(own_run: P
     scores = json.loads((own_run / "scores.json").read_text())
     assert (scores["name"], scores["dataset"], scores["survival"]["steps"]) == ("waves-a3m", "waves", 130)
     assert set(CATALOGUE) <= set(scores["metrics"])
+
+
+def test_the_settings_for_a_vorticity_of_ones_own_train_on_it(tmp_path: Path) -> None:
+    (settings,) = [json.loads(f"{{{text}}}") for text in fenced(HOWTO, ("json",)) if '"ergoformer"' in text]
+    sizes = ["dataset.flow.grid=[32, 32]", "dataset.frames=12", "dataset.spin_up_seconds=1", "dataset.train=2"]
+    recipe = to_dict(override(find_recipe("kf64-a3m"), [*sizes, "dataset.valid=1", "dataset.test=2"])) | settings
+    (tmp_path / "mine.json").write_text(json.dumps(recipe))
+    chosen = override(find_recipe(str(tmp_path / "mine.json")), ["training.max_steps=2", "training.tensorboard=false"])
+    where: dict[str, Any] = {"device": torch.device("cpu"), "console": Console(quiet=True)}
+    simulate(chosen.dataset, Workspace(tmp_path), **where)
+    folder = train(chosen, Workspace(tmp_path), seed=0, **where)
+    assert math.isfinite(json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["loss"])
 
 
 def test_every_key_of_the_files_is_documented(own_run: Path) -> None:
