@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.long import lasts, long_block
+from ergoflow.report.rules import Verdict
 from ergoflow.report.runs import RunView, group_runs
 
 MakeRun = Callable[..., RunView]
@@ -60,6 +62,14 @@ def test_one_lost_roll_out_is_a_fault(make_run: MakeRun, key: str) -> None:
     found.long[0].first.scores["survival"][key] = 0.97
     assert lasts(found).reason == "kf128-coarse-ergoformer: 97% survive in range"
     assert "97%" in long_block(found)
+
+
+def test_a_model_that_was_not_run_is_named_and_leaves_the_rule_open(make_run: MakeRun) -> None:
+    shipped = ("kf128-coarse-ergoformer", "kf256-coarse-ergoformer")
+    found = dataclasses.replace(evidence(make_run), shipped=shipped)
+    assert lasts(found) == Verdict("not run yet", "kf256-coarse-ergoformer")
+    assert "Not run yet: kf256-coarse-ergoformer." in long_block(found)
+    assert lasts(dataclasses.replace(found, shipped=shipped[:1])).word == "reproduced"
 
 
 def test_nothing_is_said_before_it_is_run() -> None:

@@ -23,6 +23,7 @@ from ergoflow.pipeline.cost import read_costs
 from ergoflow.pipeline.long import long_folder
 from ergoflow.pipeline.lorenz import lorenz_path
 from ergoflow.pipeline.pictures import read_index, stale_figures
+from ergoflow.pipeline.pretrained import pretrained_models
 from ergoflow.report.claims import claims_block
 from ergoflow.report.costs import cost_block, lorenz_block
 from ergoflow.report.evidence import Evidence
@@ -62,6 +63,7 @@ def gather(results: Path, *, place: str = "results") -> Evidence:
     evidence = Evidence(
         groups=group_runs(cells) if cells else (),
         long=group_runs(long) if long else (),
+        shipped=tuple(pretrained_models()),
         costs=read_costs(results),
         lorenz=json.loads(lorenz.read_text()) if lorenz.exists() else None,
         pictures=read_index(results),

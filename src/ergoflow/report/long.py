@@ -44,13 +44,15 @@ def long_block(evidence: Evidence) -> str:
         cells = [link, f"{scores['rollout_steps']:,}", survival_text(group.runs)]
         lines.append(f"| {' | '.join([*cells, *(_with_floor(scores['metrics'].get(key)) for key in COLUMNS)])} |")
         made.add(f"{scores['hardware']['device']}, commit {scores['commit']}")
+    missing = _missing(evidence)
+    lines += ["", f"Not run yet: {', '.join(missing)}."] if missing else []
     return "\n".join([*lines, "", f"The shipped weights on {'; '.join(sorted(made))}."])
 
 
 def lasts(evidence: Evidence) -> Verdict:
     """A rule: shipped models survive in the truth's range, spectra within 1.5 floors, largest exponents within 10 %."""
-    if not evidence.long:
-        return Verdict("not run yet", "`ergoflow reproduce long`")
+    if not evidence.long or _missing(evidence):
+        return Verdict("not run yet", ", ".join(_missing(evidence)) or "`ergoflow reproduce long`")
     faults = []
     for group in evidence.long:
         scores = group.first.scores
@@ -65,6 +67,11 @@ def lasts(evidence: Evidence) -> Verdict:
     if faults:
         return Verdict("not reproduced", "; ".join(faults))
     return Verdict("reproduced", ", ".join(_name(group) for group in evidence.long))
+
+
+def _missing(evidence: Evidence) -> list[str]:
+    known = {_name(group) for group in evidence.long}
+    return [name for name in evidence.shipped if name not in known]
 
 
 def _name(group: RunGroup) -> str:
