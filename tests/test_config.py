@@ -73,6 +73,12 @@ def test_bad_setting_says_what_was_expected(assignment: str, expected: str) -> N
         override(find_recipe("kf64-a3m"), [assignment])
 
 
+def test_a_word_that_may_be_none_says_so() -> None:
+    with pytest.raises(ValueError, match=r"model\.flow must be one of velocity, carried or none, got 'carreid'"):
+        override(find_recipe("kf64-ergoformer"), ["model.flow=carreid"])
+    assert override(find_recipe("kf64-ergoformer"), ["model.flow=none"]).model.flow is None
+
+
 def test_unknown_names_list_near_misses() -> None:
     with pytest.raises(ValueError, match="did you mean kf64-a3m"):
         find_recipe("kf64-a3n")

@@ -135,4 +135,7 @@ def _union_from_dict(choices: tuple[Any, ...], data: Any, path: str) -> Any:
         require(kind in kinds, f"{path}.kind must be one of {', '.join(kinds)}, got {kind!r}")
         return _dataclass_from_dict(kinds[str(kind)], data, path)
     require(len(choices) == 1, f"{path} has a type this reader does not know: {choices}")
+    if typing.get_origin(choices[0]) is Literal:
+        words = typing.get_args(choices[0])
+        require(data in words, f"{path} must be one of {', '.join(map(str, words))} or none, got {data!r}")
     return from_dict(choices[0], data, path)
