@@ -54,6 +54,8 @@ def compiled(
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
     options = {"num_warps": settings.warps, "num_stages": settings.stages, "enable_fp_fusion": True}
+    # As it is launched: some kernels bound the registers of a thread.
+    options |= {"maxnreg": settings.registers} if hasattr(settings, "registers") else {}
     result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     path = tmp_path / "kernel.cubin"
     path.write_bytes(result.asm["cubin"])
