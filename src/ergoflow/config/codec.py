@@ -138,4 +138,5 @@ def _union_from_dict(choices: tuple[Any, ...], data: Any, path: str) -> Any:
     if typing.get_origin(choices[0]) is Literal:
         words = typing.get_args(choices[0])
         require(data in words, f"{path} must be one of {', '.join(map(str, words))} or none, got {data!r}")
+        return data
     return from_dict(choices[0], data, path)

@@ -65,8 +65,8 @@ class EvaluationConfig:
     Long-term statistics use the last steps of the roll-out, as many per trajectory as the truth has frames, and
     never the first `discard`. Frames are kept for the first `keep_first` steps and every `keep_every`-th after. With
     `precision` bf16 the model's products are in bfloat16, as in training, with tf32 in what a GPU has between that and
-    float32; states stay in float32. The leading
-    `exponents` Lyapunov exponents of model and solver are measured over `exponent_steps` steps; 0 is none.
+    float32; states stay in float32. The leading `exponents` Lyapunov exponents of model and solver are measured over
+    `exponent_steps` steps; 0 is none.
     """
 
     steps: int = 1000
