@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from ergoflow.models.factformer import FactFormer, FactFormerConfig, rotary_kernel, rotary_phases, rotate
 from ergoflow.models.positions import axis_coordinates
+from ergoflow.ops.choice import use_impl
 
 SMALL = FactFormerConfig(dim=8, latent=16, depth=2, heads=4, head_dim=4, sigma=1.0, norm_groups=4, conv_groups=2)
 GRIDS = [(13,), (9, 11), (5, 7, 6)]
@@ -222,6 +223,24 @@ def test_model_after_the_blocks_is_the_written_chain():
     y = F.gelu(F.conv2d(y, model.decoder.second.weight[..., None, None]))
     expected = F.conv2d(y, model.decoder.head.weight[..., None, None], model.decoder.head.bias)
     torch.testing.assert_close(model(z), expected)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_fast_model_and_its_gradients_are_those_of_the_model_as_it_is_written(grid):
+    model = small_model(grid).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=seeded(9), dtype=torch.float64), alpha=0.1)
+    z, parameters = state(grid, dtype=torch.float64), dict(model.named_parameters())
+    results = {}
+    for impl in ("reference", "torch"):
+        with use_impl(impl):
+            out = model(z)
+            results[impl] = dict(
+                zip(["", *parameters], [out, *torch.autograd.grad(out.pow(3).sum(), parameters.values())], strict=True)
+            )
+    for name, expected in results["reference"].items():
+        assert relative(results["torch"][name], expected) < 1e-9, name
 
 
 def test_attention_has_full_strength_in_a_fresh_model_at_any_resolution():

@@ -18,13 +18,14 @@ no setting: the decoder's convolutions are free.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ergoflow.models.attention import FUSIONS, POOLINGS, AxialAttention
+from ergoflow.models.blocks import AttentionBlock, attend
 from ergoflow.models.layers import (
     ResidualConv,
     WallPadding,
@@ -37,7 +38,7 @@ from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.positions import PositionCode
 from ergoflow.ops.choice import is_reference
 from ergoflow.ops.linear import biased_linear
-from ergoflow.ops.norm import add_layer_norm, group_norm, mix_add, mix_add_layer_norm
+from ergoflow.ops.norm import group_norm, mix_add
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +134,14 @@ class A3M(nn.Module):
         self.in_channels = in_channels
         self.num_axes = len(periodic)
         self.lift = linear(in_channels, config.dim, generator=generator)
-        self.blocks = nn.ModuleList(A3MBlock(config, self.num_axes, generator=generator) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(_block(config, self.num_axes, generator=generator) for _ in range(config.depth))
         self.expand = linear(config.dim, config.latent, bias=False, generator=generator)
         self.operator = LatentOperator(config.latent, config.operator, generator=generator)
         self.decoder = Decoder(config, out_channels, periodic, generator=generator)
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the decoded G φ(z)."""
-        x = self._attend(z)
+        x = attend(self.blocks, self._lift(z))
         if is_reference(x):
             features = self.operator(self.expand(x))
         else:
@@ -153,88 +154,47 @@ class A3M(nn.Module):
 
     def encode(self, z: Tensor) -> Tensor:
         """Return the latent features φ(z), (B, *grid, L)."""
-        features: Tensor = self.expand(self._attend(z))
+        features: Tensor = self.expand(attend(self.blocks, self._lift(z)))
         return features
-
-    def _attend(self, z: Tensor) -> Tensor:
-        """Return the features (B, *grid, D) after the last block."""
-        x = self._lift(z)
-        # The last map of a block is applied where the next one begins: the stream is read and written once per block.
-        update: Update | None = None
-        for block in self._blocks():
-            x, normed = block.placed(x, update)
-            update = block.update(normed)
-        assert update is not None
-        return mix_add(x, *update)
 
     def attention_kernels(self, z: Tensor) -> list[tuple[Tensor, ...]]:
         """Return, for each block, the kernel (B, H, S, S) of each axis."""
         x = self._lift(z)
-        update: Update | None = None
         kernels = []
-        for block in self._blocks():
-            x, normed = block.placed(x, update)
-            update = block.update(normed)
+        for block in self.blocks:
+            assert isinstance(block, AttentionBlock)
+            assert isinstance(block.attention, AxialAttention)
+            placed, normed = block.placed(x)
             kernels.append(block.attention.normed_kernels(normed))
+            x = mix_add(placed, *block.update(normed))
         return kernels
-
-    def _blocks(self) -> list[A3MBlock]:
-        return [block for block in self.blocks if isinstance(block, A3MBlock)]
 
     def _lift(self, z: Tensor) -> Tensor:
         check_state(z, self.in_channels, self.num_axes)
         return biased_linear(z.movedim(1, -1), self.lift.weight, self.lift.bias)  # (B, *grid, D)
 
 
-class Update(NamedTuple):
-    """What a block adds to the stream, GELU(merged)·mixᵀ, before it is multiplied out."""
-
-    merged: Tensor
-    """The merged heads, (B, *grid, D)."""
-    mix: Tensor
-    """The block's last linear map, (D, D)."""
-
-
-class A3MBlock(nn.Module):
-    """x ← x + code(ξ), then x ← x + attention(x), on features (B, *grid, D); the stream x stays float32 in autocast."""
-
-    def __init__(self, config: A3MConfig, num_axes: int, *, generator: torch.Generator | None = None) -> None:
-        super().__init__()
-        self.position = PositionCode(
-            config.dim,
-            num_axes,
-            sigma=config.sigma,
-            coordinate_range=config.coordinate_range,
-            generator=generator,
-        )
-        self.attention = AxialAttention(
-            config.dim,
-            num_axes,
-            heads=config.heads,
-            head_dim=config.head_dim,
-            kernel_dim=config.head_dim * config.kernel_multiplier,
-            pooling=config.pooling,
-            fusion=config.fusion,
-            sigma=config.sigma,
-            coordinate_range=config.coordinate_range,
-            generator=generator,
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features after the block."""
-        placed, normed = self.placed(x)
-        return mix_add(placed, *self.update(normed))
-
-    def placed(self, x: Tensor, update: Update | None = None) -> tuple[Tensor, Tensor]:
-        """Return the features, with the update of the block before and their own code, and the layer norm of these."""
-        code, norm = self.position(x.shape[1:-1]), self.attention.norm
-        if update is None:
-            return add_layer_norm(x, code, norm.weight, norm.bias)
-        return mix_add_layer_norm(x, *update, code, norm.weight, norm.bias)
-
-    def update(self, normed: Tensor) -> Update:
-        """Return what the block adds to the features, given their layer norm."""
-        return Update(self.attention.merged(normed), self.attention.mix.weight)
+def _block(config: A3MConfig, num_axes: int, *, generator: torch.Generator | None) -> AttentionBlock:
+    position = PositionCode(
+        config.dim,
+        num_axes,
+        sigma=config.sigma,
+        coordinate_range=config.coordinate_range,
+        generator=generator,
+    )
+    attention = AxialAttention(
+        config.dim,
+        num_axes,
+        heads=config.heads,
+        head_dim=config.head_dim,
+        kernel_dim=config.head_dim * config.kernel_multiplier,
+        pooling=config.pooling,
+        fusion=config.fusion,
+        sigma=config.sigma,
+        coordinate_range=config.coordinate_range,
+        generator=generator,
+    )
+    return AttentionBlock(position, attention)
 
 
 class Decoder(nn.Module):

@@ -50,10 +50,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.attention import AxialReducer
-from ergoflow.models.layers import at_least_float32, check_state, linear
+from ergoflow.models.attention import AxialReducer, reduce_axes
+from ergoflow.models.blocks import AttentionBlock, attend
+from ergoflow.models.layers import check_state, linear
 from ergoflow.models.positions import PositionCode, axis_coordinates
 from ergoflow.ops.axial import axial_mix
+from ergoflow.ops.choice import is_reference
+from ergoflow.ops.linear import biased_linear
+from ergoflow.ops.mlp import add_mlp
+from ergoflow.ops.norm import group_norm
 
 # Angular rates fall geometrically from 1 to almost 1/10000 (Su et al. 2021, RoFormer).
 ROTARY_BASE = 10_000.0
@@ -133,9 +138,7 @@ class FactFormer(nn.Module):
         self.in_channels = in_channels
         self.num_axes = len(grid)
         self.lift = linear(in_channels, config.dim, generator=generator)
-        self.blocks = nn.ModuleList(
-            FactFormerBlock(config, self.num_axes, generator=generator) for _ in range(config.depth)
-        )
+        self.blocks = nn.ModuleList(_block(config, self.num_axes, generator=generator) for _ in range(config.depth))
         self.expand = linear(config.dim, config.latent, bias=False, generator=generator)
         self.step = nn.Parameter(torch.randn(config.latent, generator=generator) * STEP_EMBEDDING_STD)
         self.propagator = Propagator(config.latent, config.dim, generator=generator)
@@ -144,34 +147,21 @@ class FactFormer(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Return the next state: D(w + P(w)) with w = φ(z) + e, P the propagator and D the decoder."""
         check_state(z, self.in_channels, self.num_axes)
-        # The residual stream stays in float32 under autocast.
-        x = at_least_float32(self.lift(z.movedim(1, -1)))  # (B, *grid, D)
-        for block in self.blocks:
-            x = block(x)
-        features = at_least_float32(self.expand(x)) + self.step  # (B, *grid, L)
-        out: Tensor = self.decoder(features + self.propagator(features))
+        x = attend(self.blocks, biased_linear(z.movedim(1, -1), self.lift.weight, self.lift.bias))  # (B, *grid, D)
+        features = biased_linear(x, self.expand.weight, self.step)  # (B, *grid, L)
+        out: Tensor = self.decoder(self.propagator(features))
         return out
 
 
-class FactFormerBlock(nn.Module):
-    """x ← x + code(ξ), then x ← x + attention(x), on features (B, *grid, D)."""
-
-    def __init__(self, config: FactFormerConfig, num_axes: int, *, generator: torch.Generator | None = None) -> None:
-        super().__init__()
-        self.position = PositionCode(
-            config.dim,
-            num_axes,
-            sigma=config.sigma,
-            coordinate_range=config.coordinate_range,
-            generator=generator,
-        )
-        self.attention = FactorizedAttention(config, num_axes, generator=generator)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features after the block."""
-        x = x + self.position(x.shape[1:-1])
-        out: Tensor = x + self.attention(x)
-        return out
+def _block(config: FactFormerConfig, num_axes: int, *, generator: torch.Generator | None) -> AttentionBlock:
+    position = PositionCode(
+        config.dim,
+        num_axes,
+        sigma=config.sigma,
+        coordinate_range=config.coordinate_range,
+        generator=generator,
+    )
+    return AttentionBlock(position, FactorizedAttention(config, num_axes, generator=generator))
 
 
 class FactorizedAttention(nn.Module):
@@ -188,17 +178,20 @@ class FactorizedAttention(nn.Module):
         self.merge = linear(width, dim, bias=False, generator=generator)
         self.mix = linear(dim, dim, bias=False, generator=generator)
 
-    def kernels(self, normed: Tensor) -> tuple[Tensor, ...]:
-        """Return the kernel (B, H, S, S) of each axis for normalised features (B, *grid, D)."""
-        context = self.context(normed)
-        return tuple(axis(context) for axis in self.axes)
-
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, *grid, D) to (B, *grid, D)."""
-        normed = self.norm(x)
-        merged = axial_mix(normed, self.value.weight, self.kernels(normed), self.merge.weight)  # (B, *grid, D)
-        out: Tensor = self.mix(F.gelu(merged))
+        out: Tensor = self.mix(F.gelu(self.merged(self.norm(x))))
         return out
+
+    def merged(self, normed: Tensor) -> Tensor:
+        """Return the merged heads, (B, *grid, D), of normalised features (B, *grid, D)."""
+        return axial_mix(normed, self.value.weight, self.kernels(normed), self.merge.weight)
+
+    def kernels(self, normed: Tensor) -> tuple[Tensor, ...]:
+        """Return the kernel (B, H, S, S) of each axis for normalised features (B, *grid, D)."""
+        axes = [axis for axis in self.axes if isinstance(axis, RotaryKernel)]
+        sequences = reduce_axes([[axis.reducer] for axis in axes], normed, self.context.weight)
+        return tuple(axis.of_sequence(sequence) for axis, (sequence,) in zip(axes, sequences, strict=True))
 
 
 class RotaryKernel(nn.Module):
@@ -217,12 +210,21 @@ class RotaryKernel(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         """Return κ from the features (B, *grid, D)."""
-        sequence = self.reducer(context)  # (B, S, D)
-        queries = self.query(sequence).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, S, m)
-        keys = self.key(sequence).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, S, m)
-        weight = self.query.weight
-        xi = axis_coordinates(sequence.shape[1], self.coordinate_range, device=weight.device, dtype=weight.dtype)
-        return rotary_kernel(queries, keys, rotary_phases(xi, queries.shape[-1], self.rotary_scale))
+        return self.of_sequence(self.reducer(context))
+
+    def of_sequence(self, sequence: Tensor) -> Tensor:
+        """Return κ from what the reducer made of the features, (B, S, D)."""
+        query, key = self.query.weight, self.key.weight
+        channels = len(query) // self.heads
+        xi = axis_coordinates(sequence.shape[1], self.coordinate_range, device=query.device, dtype=query.dtype)
+        phases = rotary_phases(xi, channels, self.rotary_scale)
+        if is_reference(sequence):
+            queries, keys = (
+                F.linear(sequence, weight).unflatten(-1, (self.heads, -1)).transpose(1, 2) for weight in (query, key)
+            )  # (B, H, S, m)
+            return rotary_kernel(queries, keys, phases)
+        scaled = query * channels**-0.5
+        return turned(sequence, scaled, self.heads, phases) @ turned(sequence, key, self.heads, phases).mT
 
 
 def rotary_phases(xi: Tensor, channels: int, scale: float) -> Tensor:
@@ -243,8 +245,22 @@ def rotary_kernel(queries: Tensor, keys: Tensor, phases: Tensor) -> Tensor:
     return (rotate(queries, phases) * queries.shape[-1] ** -0.5) @ rotate(keys, phases).mT
 
 
+def turned(sequence: Tensor, weight: Tensor, heads: int, phases: Tensor) -> Tensor:
+    """Return R(φ) q, (B, H, S, m), for q = s Wᵀ of the sequence s (B, S, D), `weight` W (H·m, D) and φ (S, m/2).
+
+    A turn by a right angle, q → q' = (−b, a) of q = (a, b), is one of the rows of W: R(φ) q = cos φ ⊙ q + sin φ ⊙ q',
+    and one product makes q and q'.
+    """
+    first, second = weight.unflatten(0, (heads, 2, -1)).unbind(1)  # (H, m/2, D) each
+    right = torch.cat([-second, first], dim=1).flatten(0, 1)  # (H·m, D)
+    projected = F.linear(sequence, torch.cat([weight, right])).unflatten(-1, (2, heads, -1))  # (B, S, 2, H, m)
+    cosines, sines = (table.to(projected.dtype).repeat(1, 2)[:, None] for table in (phases.cos(), phases.sin()))
+    along, across = projected.unbind(2)
+    return torch.addcmul(along * cosines, across, sines).transpose(1, 2)
+
+
 class Propagator(nn.Module):
-    """The increment of the latent features in one step: LayerNorm, Linear L → D, GELU, Linear D → L."""
+    """The latent features after one step, w + P(w), P: LayerNorm, Linear L → D, GELU, Linear D → L."""
 
     def __init__(self, latent: int, hidden: int, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -254,8 +270,15 @@ class Propagator(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Map (..., L) to (..., L)."""
-        out: Tensor = self.expand(F.gelu(self.contract(self.norm(features))))
-        return out
+        norm, contract, expand = self.norm, self.contract, self.expand
+        if is_reference(features):
+            out: Tensor = features + expand(F.gelu(contract(norm(features))))
+            return out
+        # Scale and shift of the norm go to the map that follows: nothing in float32 is written.
+        with torch.autocast(features.device.type, enabled=False):
+            normed = F.layer_norm(features, norm.normalized_shape, eps=norm.eps)
+            weight, bias = contract.weight * norm.weight, contract.weight @ norm.bias + contract.bias
+        return add_mlp(features, normed, weight, bias, expand.weight, expand.bias)
 
 
 class PointwiseDecoder(nn.Module):
@@ -273,12 +296,15 @@ class PointwiseDecoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the decoded field."""
-        grid = features.shape[1:-1]
-        # Contiguous, as the norm makes it anyway: its forward-mode derivative cannot do so itself.
-        x = self.norm(at_least_float32(features).flatten(1, -2).mT.contiguous())  # (B, L, N)
-        x = F.gelu(self.first(x)).mT  # (B, N, D)
-        field: Tensor = self.head(F.gelu(self.second(x))).mT  # (B, C, N)
-        return field.unflatten(-1, grid)
+        norm = self.norm
+        x = group_norm(features.movedim(-1, 1), norm.num_groups, norm.weight, norm.bias).movedim(1, -1)  # (B, *grid, L)
+        if is_reference(features):
+            x = self.first(x.flatten(1, -2).mT).mT.unflatten(1, features.shape[1:-1])  # (B, *grid, D)
+        else:
+            # A grouped product of so few channels is slower than a whole one with zeros between the groups.
+            x = F.linear(x, torch.block_diag(*self.first.weight[..., 0].chunk(self.first.groups)))
+        field: Tensor = self.head(F.gelu(self.second(F.gelu(x))))  # (B, *grid, C)
+        return field.movedim(-1, 1)
 
 
 def _pointwise(
