@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ergoflow.data.normalize import Normalizer
-from ergoflow.data.statistics import STATISTICS_KEYS
+from ergoflow.data.statistics import STATISTICS_KEYS, add_increment_std
 from ergoflow.data.store import (
     DatasetInfo,
     ShardWriter,
@@ -119,3 +119,20 @@ def test_normaliser_of_a_stride_missing_in_the_file_is_computed(tmp_path: Path) 
     stored = Normalizer.from_store(store, stride=3)
     assert computed.std_delta.tolist() == stored.std_delta.tolist()
     assert computed.std_delta.tolist() != Normalizer.from_store(store).std_delta.tolist()
+
+
+def test_increments_of_a_stride_are_added_once_and_nothing_else_changes(tmp_path: Path) -> None:
+    store = make_store(tmp_path, known((6, 5)), (5,))
+    before = compute_statistics(store)
+    # A file of somebody else's need not hold all that ours do.
+    del before["rms_delta"]
+    (tmp_path / "stats.yaml").write_text(yaml.safe_dump(before))
+    expected = Normalizer.from_store(store, stride=3)
+    add_increment_std(store, 3)
+    added = store.statistics
+    assert added.pop("std_delta@3") == compute_statistics(store, strides=(3,))["std_delta@3"]
+    assert added == before
+    assert Normalizer.from_store(store, stride=3).std_delta.tolist() == expected.std_delta.tolist()
+    made = (tmp_path / "stats.yaml").stat().st_mtime_ns
+    add_increment_std(store, 3)
+    assert (tmp_path / "stats.yaml").stat().st_mtime_ns == made

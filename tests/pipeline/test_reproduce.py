@@ -25,7 +25,7 @@ from ergoflow.pipeline.document import gather
 from ergoflow.pipeline.lorenz import lorenz_path
 from ergoflow.pipeline.pictures import draw_figures, figures_to_draw
 from ergoflow.pipeline.reproduce import Budget, print_plan, reproduce
-from ergoflow.pipeline.workspace import Workspace
+from ergoflow.pipeline.workspace import Workspace, commit
 from ergoflow.recipes import PARTS, collections, find_parts, find_recipe, find_recipes
 from ergoflow.report.claims import CLAIMS
 from ergoflow.report.reproduction import comparison, table_block
@@ -232,6 +232,7 @@ def test_parts_are_made_once_and_names_say_which(tmp_path: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         run()
     assert not is_measured(cost_path(tmp_path / "results", CPU))
+    monkeypatch.setattr(cost, "commit", lambda: "later")
     for _ in range(2):
         page = run()
     # The third was stopped, and came again; nothing else did.
@@ -239,6 +240,8 @@ def test_parts_are_made_once_and_names_say_which(tmp_path: Path, monkeypatch: py
     found = json.loads(cost_path(page, CPU).read_text())
     assert found["rows"] == [{"model": "a3m", "grid": "x"}]
     assert found["notes"][-2:] == ["no mno", "no uno"]
+    assert found["done"] == {"a3m 8×8": commit(), "mno 8×8": commit(), "uno 8×8": "later"}
+    assert found["commit"] == f"{commit()}, later"
     assert page == tmp_path / "results"
     assert json.loads(cost_path(page, CPU).read_text())["seconds"] >= 0
     assert find_parts(["table1", "cost"]) == ("cost",)

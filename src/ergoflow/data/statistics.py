@@ -100,11 +100,22 @@ def compute_increment_std(store: TrajectoryStore, stride: int, *, split: str = "
     return delta.std
 
 
+def add_increment_std(store: TrajectoryStore, stride: int) -> None:
+    """Add the spread of the increments over `stride` frames to `stats.yaml`, unless it is there."""
+    stats, key = store.statistics, increment_key(stride)
+    if key not in stats:
+        _write(store.folder, stats | {key: _by_field(store, compute_increment_std(store, stride))})
+
+
 def write_statistics(folder: str | Path, stats: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `stats.yaml` into a data set's folder, atomically."""
     missing = [key for key in STATISTICS_KEYS if key not in stats]
     if missing:
         raise ValueError(f"statistics must hold {STATISTICS_KEYS}, missing {missing}; use compute_statistics")
+    _write(folder, stats)
+
+
+def _write(folder: str | Path, stats: Mapping[str, Mapping[str, Any]]) -> None:
     for key, fields in stats.items():
         for name, value in fields.items():
             if not all(math.isfinite(number) for number in np.ravel(value)):

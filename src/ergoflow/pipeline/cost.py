@@ -2,7 +2,8 @@
 
 RESULTS/cost/<device>.json    rows, notes, hardware, versions and commit, as `ergoflow bench models --output` writes
 
-The file is written after every model and grid, and a measurement that was stopped goes on from there.
+The file is written after every model and grid, and says in `done` at which commit each was measured: a measurement that
+was stopped goes on from there, be it at another commit. To measure anew, remove the file.
 """
 
 from __future__ import annotations
@@ -39,22 +40,23 @@ def measure_cost(results: Path, *, device: torch.device, console: Console) -> Pa
     path = cost_path(results, device)
     if is_measured(path):
         return path
-    known = _known(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     precisions = PRECISIONS[device.type]
-    cases = paper_cases(None)
+    cases = {f"{case.name} {with_crosses(case.grid)}": case for case in paper_cases(None)}
     facts = {"bench": "models", "recipes": [], "options": {"precision": list(precisions)}}
-    facts |= {"hardware": hardware(device), "versions": versions(), "commit": commit()}
-    rows, notes, done = known.get("rows", []), known.get("notes", NOTES), known.get("cases", 0)
+    facts |= {"hardware": hardware(device), "versions": versions()}
+    known = _known(path)
+    rows, notes, done = known.get("rows", []), known.get("notes", NOTES), known.get("done", {})
     started = time.perf_counter() - known.get("seconds", 0.0)
     with bar(console, "cost of every model", len(cases), "cases") as advance:
-        advance(done)
-        for number, case in enumerate(cases[done:], start=done + 1):
-            advance(0, note=f"{case.name} {with_crosses(case.grid)}")
-            found = bench_case(case, device=device, precisions=precisions, batch=1)
-            rows, notes = rows + found.rows, notes + found.notes
-            progress = {"cases": number, "complete": number == len(cases), "seconds": time.perf_counter() - started}
-            write_json(path, facts | {"rows": rows, "notes": notes} | progress)
+        advance(len(done))
+        for label in [label for label in cases if label not in done]:
+            advance(0, note=label)
+            found = bench_case(cases[label], device=device, precisions=precisions, batch=1)
+            rows, notes, done = rows + found.rows, notes + found.notes, done | {label: commit()}
+            progress = {"complete": cases.keys() <= done.keys(), "seconds": time.perf_counter() - started}
+            commits = {"commit": ", ".join(dict.fromkeys(done.values())), "done": done}
+            write_json(path, facts | commits | {"rows": rows, "notes": notes} | progress)
             advance()
     print_findings(Findings(rows, notes), f"models on {hardware(device)['device']}", console)
     return path
@@ -66,9 +68,9 @@ def is_measured(path: Path) -> bool:
 
 
 def _known(path: Path) -> dict[str, Any]:
-    """What a run that was cut short has measured: nothing if that was another commit."""
+    """What was measured before: nothing if that was under other versions, or by a version that kept no list."""
     data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return data if data.get("commit") == commit() else {}
+    return data if "done" in data and data["versions"] == versions() else {}
 
 
 def read_costs(results: Path) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import nn
 from ergoflow.config import Recipe, load_recipe, to_dict
 from ergoflow.data.files import write_text_atomic
 from ergoflow.data.normalize import Normalizer
+from ergoflow.data.statistics import add_increment_std
 from ergoflow.data.store import DatasetInfo, TrajectoryStore
 from ergoflow.models.advection import Pace
 from ergoflow.models.build import build_model
@@ -87,7 +89,12 @@ def open_store(recipe: Recipe, workspace: Workspace) -> TrajectoryStore:
 
 
 def normalizer_of(store: TrajectoryStore, *, stride: int) -> Normalizer:
-    """Mean and standard deviation of the training split, and those of its increments over `stride` frames."""
+    """Mean and standard deviation of the training split, and those of its increments over `stride` frames.
+
+    The latter mean reading all of it, which is done once where `stats.yaml` can be written to.
+    """
+    if os.access(store.folder, os.W_OK):
+        add_increment_std(store, stride)
     return Normalizer.from_store(store, stride=stride)
 
 
