@@ -44,7 +44,7 @@ def draw_kinetic_energy(truth: np.ndarray, model: np.ndarray, *, side: int, axes
     for panel, field, title in zip(panels[0], (truth, model), ("truth", "model"), strict=False):
         image = _image(panel, field, "thermal", 0.0, highest, title=title)
     add_colorbar(figure, image, list(panels[0, :2]), label="TKE")
-    error = _image(panels[0, 2], percent, "amp", 0.0, 100.0, title=f"error, mean {_mean_text(percent)}")
+    error = _image(panels[0, 2], percent, "amp", 0.0, 100.0, title=f"error, mean {percent_text(percent.mean())}")
     add_colorbar(figure, error, [panels[0, 2]], label="|error| (%)", extend="max")
     return figure
 
@@ -110,6 +110,8 @@ def _image(axes: Axes, field: np.ndarray, name: str, low: float, high: float, *,
     return image
 
 
-def _mean_text(percent: np.ndarray) -> str:
-    mean = percent.mean()
-    return f"{mean:.3g} %" if np.isfinite(mean) else "failed"
+def percent_text(percent: float) -> str:
+    """A percentage to three digits, in thousands where there are some."""
+    if not np.isfinite(percent):
+        return "failed"
+    return f"{percent:,.0f} %" if percent >= 1000 else f"{percent:.3g} %"

@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from ergoflow.report.canvas import INK, add_colorbar, add_grid, color_map, new_figure, set_title, shorten, shrink
-from ergoflow.report.maps import SCALE_QUANTILE, upright
+from ergoflow.report.maps import SCALE_QUANTILE, percent_text, upright
 
 #: Panels of a map stand in rows of at most this many.
 PANELS_PER_ROW = 5
 #: A map of percentages ends here.
 PERCENT_LIMIT = 100.0
+#: The smallest error that is told from none, as one part in this many of the truth's scale.
+ERROR_SPAN = 1000.0
 #: Where the truth is nearly zero (at a wall) percentages are taken of this share of the map's mean.
 PERCENT_FLOOR = 0.05
 
@@ -36,7 +39,9 @@ def draw_energy_errors(
             continue
         percent = 100 * np.abs(shrink(upright(model, axes), side) - field)
         percent /= np.maximum(field, PERCENT_FLOOR * field.mean())
-        last = _image(panel, percent, "amp", 0.0, PERCENT_LIMIT, title=f"{shorten(name)}, {percent.mean():.3g} %")
+        last = _image(
+            panel, percent, "amp", 0.0, PERCENT_LIMIT, title=f"{shorten(name)}, {percent_text(percent.mean())}"
+        )
     for panel in flat[count:]:
         panel.set_axis_off()
     add_colorbar(figure, energy, list(flat), label="TKE of the truth")
@@ -48,7 +53,10 @@ def draw_energy_errors(
 def draw_forecast_errors(
     steps: np.ndarray, truth: np.ndarray, models: Mapping[str, np.ndarray], *, axes: Sequence[str], side: int
 ) -> Figure:
-    """The truth and each model's |prediction − truth| (columns) at several lead times (rows); fields (S, X, Y)."""
+    """The truth and each model's |prediction − truth| (columns) at several lead times (rows); fields (S, X, Y).
+
+    Errors are coloured by their logarithm: those of good and bad models stand side by side.
+    """
     rows, columns = len(steps), 1 + len(models)
     figure, panels = new_figure(1.3 * columns + 1.6, 1.35 * rows + 0.4, rows=rows, columns=columns)
     limit = float(np.quantile(np.abs(truth), SCALE_QUANTILE)) or 1.0
@@ -59,10 +67,11 @@ def draw_forecast_errors(
     for column, (name, model) in enumerate(models.items(), start=1):
         errors = np.abs(shrink(upright(model, axes), side) - fields)
         for row in range(rows):
-            error = _image(panels[row, column], errors[row], "amp", 0.0, limit, title="" if row else shorten(name))
+            field, title = np.maximum(errors[row], limit / ERROR_SPAN), "" if row else shorten(name)
+            error = _image(panels[row, column], field, "amp", limit / ERROR_SPAN, limit, title=title, logarithmic=True)
     add_colorbar(figure, image, list(panels.ravel()), label="truth", extend="both")
     if models:
-        add_colorbar(figure, error, list(panels.ravel()), label="|error|", extend="max")
+        add_colorbar(figure, error, list(panels.ravel()), label="|error|", extend="both")
     return figure
 
 
@@ -106,12 +115,13 @@ def draw_lorenz(orbits: Mapping[str, np.ndarray], estimates: Mapping[str, np.nda
     return figure
 
 
-def _image(panel: Axes, field: np.ndarray, name: str, low: float, high: float, *, title: str = "") -> object:
+def _image(
+    panel: Axes, field: np.ndarray, name: str, low: float, high: float, *, title: str = "", logarithmic: bool = False
+) -> object:
     """One field without ticks; values that are not finite are grey."""
     colors = color_map(name).with_extremes(bad="#8c8c8c")
-    image = panel.imshow(
-        np.ma.masked_invalid(field), origin="lower", cmap=colors, vmin=low, vmax=high, interpolation="none"
-    )
+    norm = (LogNorm if logarithmic else Normalize)(low, high)
+    image = panel.imshow(np.ma.masked_invalid(field), origin="lower", cmap=colors, norm=norm, interpolation="none")
     _blank(panel, title)
     return image
 
