@@ -312,6 +312,9 @@ def reproduce(
     samples: Annotated[
         int | None, typer.Option("--samples", min=1, help="The same number of training samples for each.")
     ] = None,
+    within: Annotated[
+        str | None, typer.Option("--within", help="Begin no cell that would end later than this, e.g. 25m or 4h.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and how long it takes.")
     ] = False,
@@ -321,7 +324,7 @@ def reproduce(
     from ergoflow.pipeline.reproduce import Budget, print_plan
     from ergoflow.pipeline.reproduce import reproduce as run
 
-    limit = Budget(minutes=_minutes(budget), samples=samples)
+    limit = Budget(minutes=_minutes("--budget", budget), samples=samples)
     chosen = [limit.apply(override(recipe, settings or [])) for recipe in find_recipes(names)]
     parts = find_parts(names)
     if not chosen and (settings or limit != Budget()):
@@ -331,7 +334,16 @@ def reproduce(
     if dry_run:
         print_plan(chosen, place, seeds=_seeds(seeds), results=cells, console=console, parts=parts, device=chip)
         return
-    page = run(chosen, place, seeds=_seeds(seeds), results=cells, device=chip, console=console, parts=parts)
+    page = run(
+        chosen,
+        place,
+        seeds=_seeds(seeds),
+        results=cells,
+        device=chip,
+        console=console,
+        parts=parts,
+        within=_minutes("--within", within),
+    )
     console.print(f"{'report' if page.suffix else 'results'}: {page}")
 
 
@@ -440,13 +452,13 @@ def _seeds(text: str) -> list[int]:
         raise ValueError(f"--seeds must be whole numbers such as 0,1,2, got {text!r}") from None
 
 
-def _minutes(text: str | None) -> float | None:
-    """Minutes of a duration such as 90s, 4m or 1.5h."""
+def _minutes(option: str, text: str | None) -> float | None:
+    """Minutes of a duration such as 90s, 4m or 1.5h, given for an option."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     if match is None or float(match[1]) == 0:
-        raise ValueError(f"--budget must be a duration such as 90s, 4m or 1h, got {text!r}")
+        raise ValueError(f"{option} must be a duration such as 90s, 4m or 1h, got {text!r}")
     return float(match[1]) * {"s": 1 / 60, "m": 1.0, "h": 60.0}[match[2]]
 
 

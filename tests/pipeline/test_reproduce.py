@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from ergoflow.config import Recipe, override
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
 from ergoflow.pipeline import cost
+from ergoflow.pipeline import reproduce as matrix
 from ergoflow.pipeline.bench_models import Case
 from ergoflow.pipeline.bench_timing import Findings
 from ergoflow.pipeline.cells import cell_path, is_done, list_cells, read_cell, thin
@@ -124,6 +126,44 @@ def test_a_cell_of_other_settings_is_refused_with_the_setting(space: Workspace) 
     with pytest.raises(ValueError, match=r"max_steps': 2.*max_steps': 3.*--results"):
         is_done(path, tiny("training.max_steps=3"))
     assert not is_done(cell_path(space.root / "results", "kf64-a3m", 1), tiny())
+
+
+def test_no_cell_is_begun_that_would_end_after_the_time_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute of training and, as the first cell shows, 35 s besides: two cells end within 200 s, a third does not."""
+    clock, made = [1000.0], []
+
+    def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, **_: object) -> Path:
+        clock[0] += 60 + 35
+        made.append(seed)
+        return workspace.run(recipe.name, seed)
+
+    monkeypatch.setattr(matrix, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(matrix, "run_one", run_one)
+    monkeypatch.setattr(matrix, "simulate", lambda *_, **__: None)
+    monkeypatch.setattr(matrix, "write_cell", lambda *_: None)
+
+    def run(minutes: float) -> str:
+        made.clear()
+        console = Console(record=True, width=160, file=io.StringIO())
+        recipe = Budget(minutes=1.0).apply(tiny())
+        reproduce(
+            [recipe],
+            Workspace(tmp_path),
+            seeds=[0, 1, 2],
+            results=tmp_path,
+            device=CPU,
+            console=console,
+            within=minutes,
+        )
+        return console.export_text()
+
+    assert "no time left for kf64-a3m seed 2: the same command goes on with them" in run(200 / 60)
+    assert made == [0, 1]
+    assert "no time left" not in run(290 / 60)
+    assert made == [0, 1, 2]
+    # Until a cell has shown what it takes, a minute besides training is kept free.
+    assert "kf64-a3m seed 0, kf64-a3m seed 1, kf64-a3m seed 2" in run(119 / 60)
+    assert made == []
 
 
 def test_plan_says_what_is_left_and_how_long_it_takes(space: Workspace) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,8 @@ from ergoflow.training.trainer import TrainingDiverged
 CPU = torch.device("cpu")
 # Epochs are stretched by this factor where time or samples end a run, so that they do not end it first.
 NEVER_FIRST = 1000
+# What loading, rolling out and scoring take besides training, until a cell has shown it.
+EXPECTED_EXTRA_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +78,14 @@ def reproduce(
     device: torch.device,
     console: Console,
     parts: Sequence[str] = (),
+    within: float | None = None,
 ) -> Path:
     """Run every recipe with every seed, make the `parts` (of `recipes.PARTS`), and return the page.
 
-    Without any cell there is no page, and the results folder is returned.
+    `within` minutes no cell is begun that would end later. Without any cell there is no page, and the results folder is
+    returned.
     """
+    deadline = math.inf if within is None else time.monotonic() + within * SECONDS_PER_MINUTE
     results.mkdir(parents=True, exist_ok=True)
     if "cost" in parts:
         measure_cost(results, device=device, console=console)
@@ -86,7 +93,9 @@ def reproduce(
         measure_lorenz(results, console=console)
     if "long" in parts:
         measure_long(results, workspace, device=device, console=console)
-    diverged = _run_cells(recipes, workspace, seeds=seeds, results=results, device=device, console=console)
+    diverged = _run_cells(
+        recipes, workspace, seeds=seeds, results=results, device=device, console=console, deadline=deadline
+    )
     if "figures" in parts:
         draw_figures(gather(results), results, console=console)
     shown = bool(list_cells(results) or workspace.scored_runs())
@@ -107,14 +116,21 @@ def _run_cells(
     results: Path,
     device: torch.device,
     console: Console,
+    deadline: float,
 ) -> list[str]:
-    """Make the cells that are missing; return the names of those whose training diverged."""
-    diverged = []
+    """Make the cells that are missing and end before the deadline; return the names of those that diverged."""
+    diverged, postponed = [], []
+    extra = EXPECTED_EXTRA_SECONDS
     for recipe in recipes:
+        training = (recipe.training.max_minutes or 0.0) * SECONDS_PER_MINUTE
         for seed in seeds:
             if is_done(cell_path(results, recipe.name, seed), recipe):
                 continue
+            if time.monotonic() + training + extra > deadline:
+                postponed.append(f"{recipe.name} seed {seed}")
+                continue
             simulate(recipe.dataset, workspace, device=device, console=console)
+            begun = time.monotonic()
             try:
                 folder = run_one(recipe, workspace, seed=seed, device=device, console=console)
             except TrainingDiverged as error:
@@ -123,6 +139,10 @@ def _run_cells(
                 diverged.append(f"{recipe.name} seed {seed}")
                 continue
             write_cell(folder, results)
+            # The next one takes as long as this one did.
+            extra = max(0.0, time.monotonic() - begun - training)
+    if postponed:
+        console.print(f"no time left for {', '.join(postponed)}: the same command goes on with them")
     return diverged
 
 
