@@ -44,14 +44,14 @@ def choose_impl(
     if impl == "auto":
         if device_type == "meta" or isinstance(x, FakeTensor):
             return "reference"
-        return "triton" if device_type == "cuda" and x.dtype in dtypes and _has_triton() else "torch"
+        return "triton" if device_type == "cuda" and x.dtype in dtypes and has_triton() else "torch"
     if impl in ("reference", "torch"):
         return impl
     if impl != "triton":
         raise ValueError(f"impl must be 'auto', 'reference', 'torch' or 'triton', got {impl!r}; choose one of them")
-    if not _has_triton():
+    if not has_triton():
         raise ValueError("impl 'triton' needs the triton package, got none; install it or choose impl='torch'")
-    if device_type != "cuda" and not _interpreted():
+    if device_type != "cuda" and not interpreted():
         raise ValueError(
             f"impl 'triton' needs CUDA tensors or TRITON_INTERPRET=1, got tensors on {device_type}; choose impl='torch'"
         )
@@ -80,10 +80,12 @@ def short_products(device: torch.device) -> AbstractContextManager[object]:
 
 
 @torch.compiler.assume_constant_result
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Return whether the package is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 @torch.compiler.assume_constant_result
-def _interpreted() -> bool:
+def interpreted() -> bool:
+    """Return whether kernels run in Triton's interpreter, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -22,7 +22,6 @@ trace of Π to zero first: bulk viscosity relaxes in one step.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import math
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from ergoflow.numerics.lattice import (
     trace,
     weights_like,
 )
+from ergoflow.ops.choice import has_triton, interpreted
 
 Impl = Literal["auto", "torch", "compiled", "triton"]
 
@@ -298,10 +298,8 @@ def _choose_automatically(device_type: str) -> Literal["torch", "triton"]:
 
 def _why_not_triton(device_type: str) -> str:
     """Return the reason, or nothing when the kernel can run."""
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return "no triton package"
-    from ergoflow.ops.lbm_triton import INTERPRETED
-
-    if device_type != "cuda" and not INTERPRETED:
+    if device_type != "cuda" and not interpreted():
         return f"tensors on {device_type} without TRITON_INTERPRET=1"
     return ""

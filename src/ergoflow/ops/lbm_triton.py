@@ -9,7 +9,6 @@ the density at rest, 1, by HALF_SCALE saves every multiplication by it.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,9 +18,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ergoflow.ops.lbm import Collision
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether the kernels below were defined for Triton's interpreter, which runs on CPU tensors."""
 
 # (cells or pairs per program, warps, registers per thread or no limit), the fastest of 25 settings on an H200: two
 # per thread keep enough bytes in flight, and without the limit half storage spends 159 registers on four cells.

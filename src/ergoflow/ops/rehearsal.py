@@ -6,12 +6,12 @@ for the first training step of a model on a machine. A rehearsed call meets them
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import warnings
 from collections.abc import Callable
 
 import torch
+
+from ergoflow.ops.choice import has_triton, interpreted
 
 # Of the error that a rehearsal ended with.
 REASON_LENGTH = 200
@@ -25,7 +25,7 @@ def rehearsed(function: Callable[[], object], device: torch.device) -> None:
     may that is to be recorded. Nothing happens on a CPU, without triton, or in its interpreter. A rehearsal that fails
     is a warning: the call it was for compiles its kernels itself, or says what is wrong.
     """
-    if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1" or importlib.util.find_spec("triton") is None:
+    if device.type != "cuda" or interpreted() or not has_triton():
         return
     try:
         from ergoflow.ops.rehearsal_triton import rehearsal

@@ -16,7 +16,6 @@ hold the transforms themselves, see `spectral_step_triton`. On a GPU all substep
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 from dataclasses import dataclass
 from typing import Literal
@@ -33,6 +32,7 @@ from ergoflow.numerics.fourier import (
 )
 from ergoflow.numerics.imex import crank_nicolson_rk4_diagonal
 from ergoflow.numerics.trajectory import Step, repeat
+from ergoflow.ops.choice import has_triton, interpreted
 from ergoflow.ops.cuda_graph import graphed, is_differentiated
 
 Impl = Literal["auto", "torch", "triton"]
@@ -160,11 +160,9 @@ def _torch_step(flow: SpectralFlow, substeps: int, *, device: torch.device, dtyp
 
 def _why_not_triton(grid: tuple[int, int], forcing_inside: bool, device_type: str, dtype: torch.dtype) -> str:
     """Return the reason, or nothing when the kernels can run."""
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return "no triton package"
-    from ergoflow.ops.spectral_step_triton import INTERPRETED
-
-    if device_type != "cuda" and not INTERPRETED:
+    if device_type != "cuda" and not interpreted():
         return f"tensors on {device_type} without TRITON_INTERPRET=1"
     if dtype != torch.float32:
         return f"{dtype}, not torch.float32"

@@ -24,7 +24,6 @@ choice of layout left, and each exchange is one store and one load (1000 instruc
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,12 +35,10 @@ from torch import Tensor
 from ergoflow.numerics.fourier import TWO_PI, inverse_square, wavenumbers
 from ergoflow.numerics.imex import DiagonalStage, diagonal_stages
 from ergoflow.ops.dft_triton import transform_registers, transform_stacked, twiddle_factors
+from ergoflow.ops.tiles_triton import INTERPRETED
 
 if TYPE_CHECKING:
     from ergoflow.ops.spectral_step import SpectralFlow
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether the kernels below were defined for Triton's interpreter, which runs on CPU tensors."""
 
 # Warps per program, registers per thread or no limit. `columns` would take 168, and three of its programs would share
 # a multiprocessor; 128 hold all but ten numbers of 256 points and make it four.
