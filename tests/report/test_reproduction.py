@@ -106,5 +106,6 @@ def test_the_headline_has_every_model_the_floor_and_no_printed_number(make_run: 
     for name in SKILLS:
         assert f"| [{name}](results/kf256-coarse-{name}/seed0.json) | 7,325,665 |" in text
     assert "| *truth against truth* |" in text
+    assert text.startswith("Kolmogorov flow on 256², steps of 0.1 s; each model after 50 epochs on one GPU, ")
     assert "(" not in text.split("| --- |")[-1].replace("](", "")
     assert "has not been run yet" in headline_block(Evidence())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ergoflow.report.digits import in_digits
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.published import COST_BY_GRID, COST_BY_MODEL
 
@@ -106,4 +107,4 @@ def _cell(value: Any, printed: Any) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else in_digits(value)

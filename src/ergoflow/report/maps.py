@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ergoflow.report.canvas import add_colorbar, color_map, new_figure, set_title, shrink
+from ergoflow.report.digits import in_digits
 
 #: The colour scale ends at this quantile of the truth, so that one extreme does not wash out the rest.
 SCALE_QUANTILE = 0.995
@@ -111,7 +112,5 @@ def _image(axes: Axes, field: np.ndarray, name: str, low: float, high: float, *,
 
 
 def percent_text(percent: float) -> str:
-    """A percentage to three digits, in thousands where there are some."""
-    if not np.isfinite(percent):
-        return "failed"
-    return f"{percent:,.0f} %" if percent >= 1000 else f"{percent:.3g} %"
+    """A percentage in three digits."""
+    return f"{in_digits(percent)} %" if np.isfinite(percent) else "failed"

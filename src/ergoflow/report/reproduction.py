@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ergoflow.report.digits import in_digits
 from ergoflow.report.evidence import Evidence, cell_file
 from ergoflow.report.published import TABLE_1, TABLE_2, TABLE_3, TABLE_4, PublishedTable
 from ergoflow.report.runs import RunGroup, RunView, survival_text
@@ -143,7 +144,7 @@ def headline_block(evidence: Evidence) -> str:
         return f"The comparison at full size has not been run yet (`ergoflow reproduce {chosen.command}`)."
     table = build_table(groups)
     head = ["model", "parameters", *(_label(table, key) for key in keys), "survived"]
-    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    lines = [_setting(chosen, groups), "", f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for group, row in zip(groups, table.rows, strict=False):
         cells = [_brief(row.cells.get(key)) for key in keys]
         parameters = f"{group.first.scores['parameters']:,}"
@@ -154,6 +155,17 @@ def headline_block(evidence: Evidence) -> str:
         if row.kind in ("floor", "reference") and row.label != "zero":
             lines.append(f"| *{row.label}* | | {' | '.join(_brief(row.cells.get(key)) for key in keys)} | |")
     return "\n".join(lines)
+
+
+def _setting(chosen: Comparison, groups: Sequence[RunGroup]) -> str:
+    """What the README's table shows, in a line or two."""
+    scores = groups[0].first.scores
+    budgets = dict.fromkeys(f"{_budget(group.first)} on {group.first.scores['hardware']['device']}" for group in groups)
+    return (
+        f"{chosen.title.partition(': ')[2]}, steps of {scores['step_seconds']:g} s; each model after "
+        f"{' or '.join(budgets)}, {scores['num_trajectories']} roll-outs of {scores['rollout_steps']} steps. Errors at "
+        "lead time τ and of long-term statistics, lower is better; *truth against truth* is the best that can be seen."
+    )
 
 
 def _table(chosen: Comparison, task: str, groups: Sequence[RunGroup], evidence: Evidence) -> list[str]:
@@ -193,7 +205,7 @@ def _cell(cell: Cell | None, printed: float | None) -> str:
     beside = "" if printed is None else f" ({printed:g})"
     if cell is None or cell.value is None:
         return f"{_brief(cell)}{beside}"
-    bounds = "" if cell.low is None or cell.high is None else f" [{cell.low:.2g}, {cell.high:.2g}]"
+    bounds = "" if cell.low is None or cell.high is None else f" [{in_digits(cell.low, 2)}, {in_digits(cell.high, 2)}]"
     return f"{_brief(cell)}{bounds}{beside}"
 
 
@@ -201,7 +213,7 @@ def _brief(cell: Cell | None) -> str:
     """The number alone."""
     if cell is None:
         return "–"
-    return "failed" if cell.value is None else f"{cell.value:.3g}"
+    return "failed" if cell.value is None else in_digits(cell.value)
 
 
 def _files(groups: Sequence[RunGroup], evidence: Evidence) -> list[str]:

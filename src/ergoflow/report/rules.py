@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ergoflow.report.digits import in_digits
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.reproduction import BASELINES, comparison
 from ergoflow.report.runs import RunGroup, finite_or_none, share_in_range
@@ -188,4 +189,4 @@ def _floors(cell: Cell) -> bool:
 
 def as_text(value: float | None) -> str:
     """A number in three digits; None is a failure."""
-    return "failed" if value is None else f"{value:.3g}"
+    return "failed" if value is None else in_digits(value)
