@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -397,6 +398,23 @@ def test_bfloat16_autocast_gives_finite_float32_gradients():
     for parameter in model.parameters():
         assert parameter.grad.dtype == torch.float32
         assert parameter.grad.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_kernels_on_a_gpu_agree_with_float64_within_the_rounding_of_bfloat16():
+    model = FactFormer(FactFormerConfig(), 1, 1, (64, 64), periodic=(True, True), generator=seeded(0)).cuda()
+    z = state((64, 64), channels=1).cuda()
+    exact = copy.deepcopy(model).double()
+    with use_impl("reference"):
+        expected = exact(z.double())
+        gradients = torch.autograd.grad(expected.square().sum(), list(exact.parameters()))
+    with torch.autocast("cuda", torch.bfloat16):
+        result = model(z)
+    assert relative(result.double(), expected) < 0.02
+    found = torch.autograd.grad(result.float().square().sum(), list(model.parameters()))
+    flat, wanted = (torch.cat([g.double().flatten() for g in of]) for of in (found, gradients))
+    assert relative(flat, wanted) < 0.08
 
 
 def test_model_compiles_into_one_graph():
