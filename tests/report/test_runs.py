@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ergoflow.report.runs import RunView, group_runs, slugify
+from ergoflow.report.runs import RunView, group_runs, slugify, steps_of_leaving, survival_text
 
 Make = Callable[..., RunView]
 
@@ -104,3 +104,18 @@ def test_no_run_makes_no_report() -> None:
 def test_slugs_are_safe_in_file_names() -> None:
     assert slugify("../KF 256/<b>") == "kf-256-b"
     assert slugify("///") == "unnamed"
+
+
+def test_roll_outs_leave_the_range_of_the_truth_where_their_last_stay_outside_begins(make_run: Make) -> None:
+    """Energies of 1 ± 1, a range of 1 ± 5: the first stays, the second comes back once, the third is never there."""
+    steps = np.arange(0, 50, 10)
+    energy = np.array([[1, 3, 1, 2, 6.0], [1, 9, 1, 7, 9.0], [8, 9, 9, np.inf, np.nan]])
+    curves = {"series/steps": steps, "series/energy/model": energy, "series/enstrophy/model": np.ones((3, 5))}
+    curves |= {f"series/{name}/truth": np.array([[0.0, 2.0], [2.0, 0.0]]) for name in ("energy", "enstrophy")}
+    assert steps_of_leaving(curves) == [30, 0]
+    assert steps_of_leaving(curves | {"series/enstrophy/model": np.full((3, 5), 7.0)}) == [0, 0, 0]
+    assert steps_of_leaving({}) == []
+    run = make_run()
+    survival = {"fraction": 1.0, "diverged_at": [-1] * 3, "steps": 40, "energy_in_range@40": 1 / 3}
+    left = dataclasses.replace(changed(run, survival=survival), curves={**run.curves, **curves})
+    assert survival_text([left]) == "100%, 33% in range, left at step 15"

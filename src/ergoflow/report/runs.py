@@ -18,6 +18,8 @@ FORMAT = 1
 VERDICTS = ("at floor", "better", "worse", "failed")
 DIRECTIONS = ("lower", "higher")
 REFERENCE_ROWS = ("persistence", "climatology", "zero")
+#: Energy and enstrophy are in the truth's range within so many of its standard deviations (as the scores count).
+RANGE_SIGMAS = 5.0
 
 _SCORE_KEYS = (
     *("format", "name", "seed", "dataset", "stride", "step_seconds", "rollout_steps", "num_trajectories"),
@@ -82,7 +84,10 @@ def share_in_range(scores: Mapping[str, Any]) -> float:
 
 
 def survival_text(runs: Sequence[RunView]) -> str:
-    """The share of roll-outs that survive and, where it is less, of those that are still in the truth's range."""
+    """The share of roll-outs that survive and, where it is less, of those in the truth's range at the end.
+
+    Then also the median step at which the others left it for good, where their energies are known.
+    """
     alive, inside = (
         sum(shares) / len(runs)
         for shares in (
@@ -90,7 +95,26 @@ def survival_text(runs: Sequence[RunView]) -> str:
             [share_in_range(run.scores) for run in runs],
         )
     )
-    return f"{alive:.0%}" if inside >= alive else f"{alive:.0%}, {inside:.0%} in range"
+    if inside >= alive:
+        return f"{alive:.0%}"
+    steps = [step for run in runs for step in steps_of_leaving(run.curves)]
+    when = f", left at step {np.median(steps):.0f}" if steps else ""
+    return f"{alive:.0%}, {inside:.0%} in range{when}"
+
+
+def steps_of_leaving(curves: Mapping[str, np.ndarray]) -> list[float]:
+    """For each roll-out that ends outside of the truth's range, the first step of its last stay there."""
+    inside: Any = True
+    for name in ("energy", "enstrophy"):
+        model, truth = (curves.get(f"series/{name}/{which}") for which in ("model", "truth"))
+        if model is None or truth is None:
+            return []
+        wide = np.asarray(truth, dtype=np.float64)
+        # What is not finite is not inside.
+        inside = inside & (np.abs(np.asarray(model, dtype=np.float64) - wide.mean()) <= RANGE_SIGMAS * wide.std())
+    steps = np.asarray(curves["series/steps"])
+    left = [np.flatnonzero(row) for row in inside if not row[-1]]
+    return [float(steps[places[-1] + 1]) if len(places) else float(steps[0]) for places in left]
 
 
 @dataclass(frozen=True)
