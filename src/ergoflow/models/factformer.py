@@ -301,7 +301,7 @@ class PointwiseDecoder(nn.Module):
         if is_reference(features):
             x = self.first(x.flatten(1, -2).mT).mT.unflatten(1, features.shape[1:-1])  # (B, *grid, D)
         else:
-            # A grouped product of so few channels is slower than a whole one with zeros between the groups.
+            # One whole product with zeros between the groups: libraries have none for groups of so few channels.
             x = F.linear(x, torch.block_diag(*self.first.weight[..., 0].chunk(self.first.groups)))
         field: Tensor = self.head(F.gelu(self.second(F.gelu(x))))  # (B, *grid, C)
         return field.movedim(-1, 1)
