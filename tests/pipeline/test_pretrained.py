@@ -204,6 +204,32 @@ def test_the_demo_of_a_shipped_model_ends_in_a_report_and_is_not_repeated(
         demo_pretrained(str(exported), space, device=CPU, console=QUIET)
 
 
+def test_the_demo_shows_a_shipped_model_of_the_same_data_beside_the_one_it_trains(
+    run: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "TRIVIAL_RESAMPLES", 2)
+    monkeypatch.setattr(demo_verb, "EVALUATION", EvaluationConfig(steps=130, resamples=20))
+    monkeypatch.setattr(pretrained, "SHELF", exported.parent)
+    shutil.copytree(run.parents[2], tmp_path / "root")
+    space = Workspace(tmp_path / "root")
+    assert space.run("kf64-convnext", 0).is_dir()
+
+    def shown() -> str:
+        console = Console(width=300, record=True, file=io.StringIO())
+        demo_verb.demo(tiny(), space, seed=0, device=CPU, console=console)
+        return console.export_text()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(demo_verb, "demo_dataset", lambda dataset: dataclasses.replace(dataset, frames=9))
+        assert "beside it" not in shown()
+    error = json.loads((exported / "scores.json").read_text())["metrics"]["relative_l2@5"]["rows"]["model"]["value"]
+    line = next(line for line in shown().splitlines() if "beside it" in line)
+    assert "kf64-convnext-pretrained, which scores" in line
+    assert float(line.split()[-5]) == pytest.approx(error, abs=3e-3)
+    page = (space.report / "index.html").read_text()
+    assert page.count("kf64-convnext-pretrained") > 1
+
+
 def test_shipped_models_are_rolled_out_for_long_once_and_without_training(
     run: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,7 +234,6 @@ class AxialAttention(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.heads = heads
         self.norm = nn.LayerNorm(dim)
         self.value = linear(dim, heads * head_dim, bias=False, generator=generator)
         self.context = linear(dim, dim, bias=False, generator=generator)

@@ -170,7 +170,6 @@ class FactorizedAttention(nn.Module):
     def __init__(self, config: FactFormerConfig, num_axes: int, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         dim, width = config.dim, config.heads * config.head_dim
-        self.heads = config.heads
         self.norm = nn.LayerNorm(dim)
         self.value = linear(dim, width, bias=False, generator=generator)
         self.context = linear(dim, dim, bias=False, generator=generator)
@@ -200,7 +199,6 @@ class RotaryKernel(nn.Module):
     def __init__(self, config: FactFormerConfig, axis: int, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         width = config.heads * config.head_dim * config.kernel_multiplier
-        self.axis = axis
         self.heads = config.heads
         self.rotary_scale = config.rotary_scale
         self.coordinate_range = config.coordinate_range

@@ -26,11 +26,18 @@ EVALUATION = EvaluationConfig()
 
 
 def demo(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> bool:
-    """Run everything that is missing; True if the model beats persistence at τ = 5 and survives the roll-out."""
+    """Run everything that is missing; True if the model beats persistence at τ = 5 and survives the roll-out.
+
+    The best small one of the shipped models stands beside it on the page, if it is of the same data.
+    """
     started = time.perf_counter()
     simulate(recipe.dataset, workspace, device=device, console=console)
     folder = run_one(recipe, workspace, seed=seed, device=device, console=console)
-    return _conclude(folder, workspace, started, console)
+    source = best_small_model()
+    beside = None
+    if demo_dataset(load_recipe(source / "recipe.json").dataset) == recipe.dataset:
+        beside = _run_shipped(source, workspace, device=device, console=console)
+    return _conclude(folder, workspace, started, console, beside=beside)
 
 
 def demo_pretrained(name: str | None, workspace: Workspace, *, device: torch.device, console: Console) -> bool:
@@ -42,16 +49,12 @@ def demo_pretrained(name: str | None, workspace: Workspace, *, device: torch.dev
     source = best_small_model() if name is None else find_model(name)
     check = run_check(source)
     check.require(source)
-    recipe = demo_recipe(load_recipe(source / "recipe.json"))
     console.print(
         f"{source.name}: the shipped weights reproduce their published score, relative L2 {check.error:.4f} "
         f"at τ = {check.lead} on {len(check.measured)} stored windows",
         highlight=False,
     )
-    make_demo_data(recipe.dataset, workspace, device=device, console=console)
-    seed = json.loads((source / "scores.json").read_text())["seed"]
-    install(source, workspace, seed=seed, recipe=recipe)
-    folder = run_one(recipe, workspace, seed=seed, device=device, console=console)
+    folder = _run_shipped(source, workspace, device=device, console=console)
     return _conclude(folder, workspace, started, console)
 
 
@@ -65,7 +68,18 @@ def demo_recipe(recipe: Recipe) -> Recipe:
     )
 
 
-def _conclude(folder: Path, workspace: Workspace, started: float, console: Console) -> bool:
+def _run_shipped(source: Path, workspace: Workspace, *, device: torch.device, console: Console) -> Path:
+    """Roll a shipped model out on its demo data and score it; return the run folder."""
+    recipe = demo_recipe(load_recipe(source / "recipe.json"))
+    make_demo_data(recipe.dataset, workspace, device=device, console=console)
+    seed = json.loads((source / "scores.json").read_text())["seed"]
+    install(source, workspace, seed=seed, recipe=recipe)
+    return run_one(recipe, workspace, seed=seed, device=device, console=console)
+
+
+def _conclude(
+    folder: Path, workspace: Workspace, started: float, console: Console, *, beside: Path | None = None
+) -> bool:
     """Write the page, print summary and verdict."""
     page = report(workspace, title="ergoflow demo")
     console.print()
@@ -81,5 +95,10 @@ def _conclude(folder: Path, workspace: Workspace, started: float, console: Conso
         f"{'beats' if beats else 'does not beat'} persistence at τ = 5 and "
         f"{'survives' if survives else 'does not survive'} {survival['steps']} steps"
     )
+    if beside is not None:
+        other = read_scores(beside)
+        error = other["metrics"][LEAD]["rows"]["model"]["value"]
+        scored = "fails" if error is None else f"scores {error:.3g}"
+        console.print(f"beside it on the page: {other['name']}, which {scored} at τ = 5", highlight=False)
     console.print(f"report: {page.resolve()}", soft_wrap=True)
     return beats and survives
