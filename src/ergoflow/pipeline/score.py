@@ -55,8 +55,7 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
     model = StatisticsResult.load(output / "statistics.npz")
     rollout = TrajectoryStore(output)
     stride = recipe.task.stride
-    errors = short_term_errors(store, rollout, reference, stride=stride)
-    departures = short_term_errors(store, rollout, reference, stride=stride, mean_field=reference.climatology)
+    errors, departures = short_term_errors(store, rollout, reference, stride=stride, device=device)
     metrics = _short_term(recipe, errors, departures) | _long_term(recipe, model, reference, console)
     exponents = None
     if recipe.evaluation.exponents:

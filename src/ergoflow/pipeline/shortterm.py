@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.metrics import Interval, relative_l2_per_trajectory
@@ -19,32 +21,36 @@ def consecutive_steps(rollout: TrajectoryStore, truth_frames: int) -> int:
     return min(int(np.flatnonzero(steps == np.arange(len(steps)))[-1]), truth_frames - 1)
 
 
-def short_term_errors(
-    store: TrajectoryStore,
-    rollout: TrajectoryStore,
-    reference: Reference,
-    *,
-    stride: int,
-    mean_field: np.ndarray | None = None,
-) -> dict[str, np.ndarray]:
-    """Relative L2 error (J, T) at lead steps 1..T of the model, persistence, climatology and zero.
+class ShortTermErrors(NamedTuple):
+    """Relative L2 errors (J, T) at lead steps 1..T of the model, persistence, climatology and zero."""
 
-    With a `mean_field` (C, *grid) both norms are of the departure from it: the error of the fluctuations.
-    """
+    states: dict[str, np.ndarray]
+    fluctuations: dict[str, np.ndarray]
+    """The same with both norms of the departure from the climatology."""
+
+
+def short_term_errors(
+    store: TrajectoryStore, rollout: TrajectoryStore, reference: Reference, *, stride: int, device: torch.device
+) -> ShortTermErrors:
+    """Compare the frames of a roll-out with the truth, one trajectory after the other."""
     frames = -(-store.num_frames("test") // stride)
     last = consecutive_steps(rollout, frames)
-    rows: dict[str, list[np.ndarray]] = {name: [] for name in ("model", "persistence", "climatology", "zero")}
+    climatology = torch.from_numpy(reference.climatology).to(device)
+    rows: list[dict[str, list[np.ndarray]]] = [{}, {}]
     for j in range(store.count("test")):
-        truth = store.read("test", j, 0, last * stride + 1, stride)[None]  # (1, T+1, C, *grid)
+        states = torch.from_numpy(store.read("test", j, 0, last * stride + 1, stride)).to(device)[None]
+        truth = states[:, 1:]  # (1, T, C, *grid)
         forecasts = {
-            "model": rollout.read("test", j, 0, last + 1)[None, 1:],
-            "persistence": np.broadcast_to(truth[:, :1], truth[:, 1:].shape),
-            "climatology": np.broadcast_to(reference.climatology, truth[:, 1:].shape),
-            "zero": np.zeros_like(truth[:, 1:]),
+            "model": torch.from_numpy(rollout.read("test", j, 0, last + 1)).to(device)[None, 1:],
+            "persistence": states[:, :1].expand_as(truth),
+            "climatology": climatology.expand_as(truth),
+            "zero": torch.zeros_like(truth),
         }
-        for name, forecast in forecasts.items():
-            rows[name].append(np.asarray(relative_l2_per_trajectory(forecast, truth[:, 1:], mean_field=mean_field)[0]))
-    return {name: np.stack(values) for name, values in rows.items()}
+        for table, mean_field in zip(rows, (None, climatology), strict=True):
+            for name, forecast in forecasts.items():
+                error = relative_l2_per_trajectory(forecast, truth, mean_field=mean_field)[0]
+                table.setdefault(name, []).append(error.cpu().numpy())
+    return ShortTermErrors(*({name: np.stack(values) for name, values in table.items()} for table in rows))
 
 
 def mean_interval(values: np.ndarray, *, resamples: int, seed: int = 0) -> Interval:
