@@ -327,8 +327,10 @@ def reproduce(
     limit = Budget(minutes=_minutes("--budget", budget), samples=samples)
     chosen = [limit.apply(override(recipe, settings or [])) for recipe in find_recipes(names)]
     parts = find_parts(names)
-    if not chosen and (settings or limit != Budget()):
-        raise ValueError(f"--set, --budget and --samples change recipes, got {' '.join(names)} alone; drop them")
+    if not chosen and (settings or within or limit != Budget()):
+        raise ValueError(
+            f"--set, --budget, --samples and --within are for recipes, got {' '.join(names)} alone; drop them"
+        )
     console, place, chip = _console(), _workspace(root), pick_device(device)
     cells = place.root / "results" if results is None else results
     if dry_run:

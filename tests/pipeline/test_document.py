@@ -133,5 +133,8 @@ def test_the_command_line_writes_documents_before_there_are_cells(
     assert not (root / "report").exists()
     assert run("reproduce", "figures", "--dry-run") == 0
     assert "draw 1" in capsys.readouterr().out
-    assert run("reproduce", "cost", "--budget", "4m") == 2
-    assert "change recipes, got cost alone" in capsys.readouterr().err
+    for option in ("--budget", "--within"):
+        assert run("reproduce", "cost", option, "4m") == 2
+        assert "are for recipes, got cost alone" in capsys.readouterr().err
+        assert run("reproduce", "mini", option, "soon") == 2
+        assert f"{option} must be a duration such as 90s, 4m or 1h, got 'soon'" in capsys.readouterr().err

@@ -82,8 +82,8 @@ def reproduce(
 ) -> Path:
     """Run every recipe with every seed, make the `parts` (of `recipes.PARTS`), and return the page.
 
-    `within` minutes no cell is begun that would end later. Without any cell there is no page, and the results folder is
-    returned.
+    No cell is begun that would end more than `within` minutes from now. Without any cell there is no page, and the
+    results folder is returned.
     """
     deadline = math.inf if within is None else time.monotonic() + within * SECONDS_PER_MINUTE
     results.mkdir(parents=True, exist_ok=True)
