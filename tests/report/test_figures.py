@@ -18,6 +18,7 @@ from ergoflow.report.sections import figure_items
 
 RNG = np.random.default_rng(3)
 X = np.arange(1.0, 12.0)
+STYLES = canvas.line_styles(["m", "a <b> $x$ 流"])
 
 
 def line(axes: Axes, label: str) -> Line2D:
@@ -32,7 +33,9 @@ def drawn(axes: Axes, label: str) -> tuple[list[float], list[float]]:
 
 def test_error_growth_draws_models_and_references() -> None:
     model, reference = RNG.random(11) + 0.1, RNG.random(11) + 0.1
-    figure = figures.draw_error_growth({"m": Curve(X, model)}, {"persistence": Curve(X, reference)}, step_seconds=0.1)
+    figure = figures.draw_error_growth(
+        {"m": Curve(X, model)}, {"persistence": Curve(X, reference)}, step_seconds=0.1, styles=STYLES
+    )
     (axes,) = figure.axes
     assert drawn(axes, "m") == (list(X), list(model))
     assert drawn(axes, "persistence") == (list(X), list(reference))
@@ -42,7 +45,7 @@ def test_error_growth_draws_models_and_references() -> None:
 
 def test_bands_enclose_what_they_are_given() -> None:
     y = RNG.random(11) + 1
-    figure = figures.draw_autocorrelation({}, Curve(X, y, y - 0.2, y + 0.3), step_seconds=0.1)
+    figure = figures.draw_autocorrelation({}, Curve(X, y, y - 0.2, y + 0.3), step_seconds=0.1, styles=STYLES)
     (band,) = figure.axes[0].collections
     vertices = band.get_paths()[0].vertices
     for x, value in zip(X, y, strict=True):
@@ -54,7 +57,7 @@ def test_bands_enclose_what_they_are_given() -> None:
 def test_spectrum_leaves_out_shell_zero_and_divides_by_the_truth() -> None:
     shells = np.arange(9.0)
     truth, model = RNG.random(9) + 1, RNG.random(9) + 1
-    top, bottom = figures.draw_spectrum({"m": Curve(shells, model)}, Curve(shells, truth)).axes
+    top, bottom = figures.draw_spectrum({"m": Curve(shells, model)}, Curve(shells, truth), styles=STYLES).axes
     assert drawn(top, "m") == (list(shells[1:]), list(model[1:]))
     assert drawn(top, "truth") == (list(shells[1:]), list(truth[1:]))
     np.testing.assert_allclose(line(bottom, "m").get_ydata(), model[1:] / truth[1:])
@@ -62,12 +65,12 @@ def test_spectrum_leaves_out_shell_zero_and_divides_by_the_truth() -> None:
 
 def test_spectra_on_other_shells_are_compared_where_they_meet() -> None:
     truth, short = Curve(np.arange(9.0), np.full(9, 2.0)), Curve(np.arange(5.0), np.full(5, 3.0))
-    _, bottom = figures.draw_spectrum({"m": short}, truth).axes
+    _, bottom = figures.draw_spectrum({"m": short}, truth, styles=STYLES).axes
     assert drawn(bottom, "m") == ([1, 2, 3, 4], [1.5] * 4)
 
 
 def test_density_is_logarithmic() -> None:
-    (axes,) = figures.draw_density({"m": Curve(X, X)}, Curve(X, 2 * X)).axes
+    (axes,) = figures.draw_density({"m": Curve(X, X)}, Curve(X, 2 * X), styles=STYLES).axes
     assert drawn(axes, "m") == (list(X), list(X))
     assert axes.get_yscale() == "log"
 
@@ -76,7 +79,9 @@ def test_series_draws_every_trajectory_the_band_and_each_divergence() -> None:
     truth = 2 + 0.1 * RNG.standard_normal((3, 11))
     model = np.full((3, 11), 2.0)
     model[1, 6:] = np.inf
-    figure = figures.draw_series({"m": Curve(X, model)}, truth, quantity="energy", diverged_at={"m": [-1, 7, 3]})
+    figure = figures.draw_series(
+        {"m": Curve(X, model)}, truth, quantity="energy", diverged_at={"m": [-1, 7, 3]}, styles=STYLES
+    )
     (axes,) = figure.axes
     trajectories = [found for found in axes.lines if len(found.get_xdata()) == 11]
     assert [list(found.get_ydata()) for found in trajectories] == [list(row) for row in model]
@@ -91,20 +96,22 @@ def test_series_draws_every_trajectory_the_band_and_each_divergence() -> None:
 
 def test_long_series_are_thinned() -> None:
     steps, series = np.arange(10_000.0), np.ones((8, 10_000))
-    (axes,) = figures.draw_series({"m": Curve(steps, series)}, series, quantity="energy", diverged_at={}).axes
+    (axes,) = figures.draw_series(
+        {"m": Curve(steps, series)}, series, quantity="energy", diverged_at={}, styles=STYLES
+    ).axes
     assert sum(len(found.get_xdata()) for found in axes.lines) < 1.1 * figures.MAX_SERIES_POINTS
 
 
 def test_a_curve_that_becomes_infinite_ends_in_a_cross() -> None:
     y = np.where(X < 5, X, np.inf)
-    (axes,) = figures.draw_error_growth({"m": Curve(X, y)}, {}, step_seconds=1).axes
+    (axes,) = figures.draw_error_growth({"m": Curve(X, y)}, {}, step_seconds=1, styles=STYLES).axes
     (cross,) = [found for found in axes.lines if found.get_marker() == "x"]
     assert (np.ravel(cross.get_xdata())[0], np.ravel(cross.get_ydata())[0]) == (4.0, 4.0)
 
 
 def test_walls_draw_every_source_in_every_panel() -> None:
     profiles = {source: Curve(X, RNG.random(11)) for source in ("truth", "dns", "m")}
-    mean, rms = figures.draw_walls(profiles, {"u′⁺": profiles}).axes
+    mean, rms = figures.draw_walls(profiles, {"u′⁺": profiles}, styles=STYLES).axes
     for axes in (mean, rms):
         for label, source in (("truth", "truth"), ("DNS", "dns"), ("m", "m")):
             assert drawn(axes, label) == (list(X), list(profiles[source].y))
@@ -113,13 +120,13 @@ def test_walls_draw_every_source_in_every_panel() -> None:
 
 def test_operator_shows_eigenvalues_and_sorted_singular_values() -> None:
     eigenvalues, values = np.array([1j, -1.0, 0.5 + 0.5j]), np.array([0.5, 2.0, 1.0])
-    circle, right = diagnostics.draw_operator({"m": eigenvalues}, {"m": values}).axes
+    circle, right = diagnostics.draw_operator({"m": eigenvalues}, {"m": values}, styles=STYLES).axes
     assert drawn(circle, "m") == (list(eigenvalues.real), list(eigenvalues.imag))
     assert list(line(right, "m").get_ydata()) == [2.0, 1.0, 0.5]
 
 
 def test_lyapunov_exponents_are_numbered_from_one() -> None:
-    (axes,) = diagnostics.draw_lyapunov({"m": np.array([0.6, 0.1])}, np.array([0.7, 0.2, -0.1])).axes
+    (axes,) = diagnostics.draw_lyapunov({"m": np.array([0.6, 0.1])}, np.array([0.7, 0.2, -0.1]), styles=STYLES).axes
     assert drawn(axes, "m") == ([1, 2], [0.6, 0.1])
     assert drawn(axes, "truth") == ([1, 2, 3], [0.7, 0.2, -0.1])
 
@@ -128,7 +135,7 @@ def test_training_shows_loss_and_validation() -> None:
     log = [{"step": n, "loss": 1 / (n + 1)} for n in range(5)] + [
         {"step": 5, "loss": 0.1, "valid": {"relative_l2@1": 0.3}}
     ]
-    (axes,) = diagnostics.draw_training({"m": log}).axes
+    (axes,) = diagnostics.draw_training({"m": log}, styles=STYLES).axes
     assert drawn(axes, "m") == (list(range(6)), [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 0.1])
     assert any(list(found.get_xdata()) == [5] and list(found.get_ydata()) == [0.3] for found in axes.lines)
 
@@ -200,7 +207,7 @@ def test_every_line_colour_can_be_seen_on_both_pages(ground: str) -> None:
 
 
 def test_svg_inherits_ink_keeps_its_labels_and_refers_only_to_itself() -> None:
-    figure = figures.draw_density({"a <b> $x$ 流": Curve(X, X)}, Curve(X, 2 * X))
+    figure = figures.draw_density({"a <b> $x$ 流": Curve(X, X)}, Curve(X, 2 * X), styles=STYLES)
     figure.axes[0].set_xticks([1.23456], labels=["1.23456"])
     svg = canvas.to_svg(figure, identifier="one", label="alt")
     assert "1.23456<" in svg
@@ -213,6 +220,19 @@ def test_svg_inherits_ink_keeps_its_labels_and_refers_only_to_itself() -> None:
     assert len(set(identifiers)) == len(identifiers)
     assert set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg)) == set(identifiers)
     assert all(identifier.startswith("one-") for identifier in identifiers)
+
+
+def test_a_run_that_a_figure_lacks_keeps_its_colour_from_the_others(make_run: Callable[..., RunView]) -> None:
+    groups = group_runs([make_run(name=name) for name in ("one", "two", "three")])
+    del groups[1].first.curves["spectrum/model"]
+    colours = {}
+    for item in figure_items(groups, side=16):
+        if item.slug in ("error-growth", "spectrum"):
+            colours[item.slug] = {line.get_label(): line.get_color() for line in item.figure.axes[0].lines}
+    assert "two" not in colours["spectrum"]
+    assert len({colours["error-growth"][name] for name in ("one", "two", "three")}) == 3
+    for name in ("one", "three"):
+        assert colours["spectrum"][name] == colours["error-growth"][name]
 
 
 def test_drawing_leaves_the_global_style_and_pyplot_alone(make_run: Callable[..., RunView]) -> None:

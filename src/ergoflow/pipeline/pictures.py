@@ -30,7 +30,7 @@ from ergoflow.report.panels import draw_lorenz
 from ergoflow.report.paper_figures import LORENZ, MAX_BYTES, PICTURES, Picture
 
 # Raised when drawings change, so that every figure is drawn anew.
-FIGURES_FORMAT = 1
+FIGURES_FORMAT = 2
 # Tried in this order until a file is small enough.
 DPI = (130, 100, 80, 60)
 COLOURS = 256
@@ -130,8 +130,12 @@ def _small_png(figure: Figure, slug: str) -> bytes:
 
 
 def _with_palette(png: bytes) -> bytes:
-    """The same picture in COLOURS colours: maps of smooth fields shrink by a factor of three or more."""
+    """The same picture in COLOURS colours: maps of smooth fields shrink by a factor of three or more.
+
+    Colours are chosen to cover those that occur: the common ones alone would turn the dark end of blue into red.
+    """
     stream = io.BytesIO()
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(stream, format="png", optimize=True)
+    few = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(stream, format="png", optimize=True)
     return stream.getvalue()

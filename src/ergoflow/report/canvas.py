@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 INK = "#1d2531"
 
 #: Mid tones with a contrast of at least 3:1 on the light and on the dark page.
-PALETTE = ("#3a7fc1", "#cf6a26", "#2f9160", "#c9495f", "#8a6bc4", "#238f9a", "#a5742f", "#c0589a")
+PALETTE = ("#3a7fc1", "#cf6a26", "#2f9160", "#c9495f", "#8a6bc4", "#238f9a", "#7b8a1f", "#c0589a")
 DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (3, 1.5)))
 
 REFERENCE_DASHES = {"persistence": (0, (4, 2)), "climatology": (0, (1, 1.5)), "zero": (0, (6, 2, 1, 2))}
@@ -66,7 +66,10 @@ class LineStyle:
     width: float
 
 
-def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
+Styles = Mapping[str, LineStyle]
+
+
+def line_styles(names: Sequence[str]) -> Styles:
     """A distinct style per name: colours first, then dashes; thinner when many share an axis."""
     width = 1.7 if len(names) <= 4 else 1.2 if len(names) <= 10 else 0.9
     return {

@@ -11,9 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from ergoflow.report.canvas import (
     INK,
+    Styles,
     add_grid,
     add_legend,
-    line_styles,
     log_ticks,
     new_figure,
     set_title,
@@ -24,18 +24,21 @@ from ergoflow.report.canvas import (
 MAX_LOSS_POINTS = 400
 
 
-def draw_operator(eigenvalues: Mapping[str, np.ndarray], singular_values: Mapping[str, np.ndarray]) -> Figure:
+def draw_operator(
+    eigenvalues: Mapping[str, np.ndarray], singular_values: Mapping[str, np.ndarray], *, styles: Styles
+) -> Figure:
     """Eigenvalues of G against the unit circle, and its sorted singular values; all ones means orthogonal."""
     figure, ((circle, values),) = new_figure(7.6, 3.5, columns=2)
-    styles = line_styles(list({**eigenvalues, **singular_values}))
     angle = np.linspace(0, 2 * np.pi, 181)
     circle.plot(np.cos(angle), np.sin(angle), color=INK, alpha=0.55, linewidth=0.8)
-    for name, points in eigenvalues.items():
+    # Points of later runs are smaller: those of earlier ones show around them.
+    for size, (name, points) in zip(range(len(eigenvalues), 0, -1), eigenvalues.items(), strict=True):
         circle.plot(
             points.real,
             points.imag,
             marker="o",
-            markersize=2.4,
+            markersize=1.0 + 1.5 * size,
+            markeredgewidth=0.0,
             linestyle="none",
             color=styles[name].color,
             label=shorten(name),
@@ -60,7 +63,7 @@ def draw_operator(eigenvalues: Mapping[str, np.ndarray], singular_values: Mappin
     return figure
 
 
-def draw_lyapunov(models: Mapping[str, np.ndarray], truth: np.ndarray | None) -> Figure:
+def draw_lyapunov(models: Mapping[str, np.ndarray], truth: np.ndarray | None, *, styles: Styles) -> Figure:
     """Lyapunov exponents in descending order, of the solver (truth) and of each learned map."""
     figure, ((axes,),) = new_figure(5.0, 3.1)
     axes.axhline(0, color=INK, alpha=0.5, linewidth=0.8)
@@ -74,7 +77,6 @@ def draw_lyapunov(models: Mapping[str, np.ndarray], truth: np.ndarray | None) ->
             linewidth=1.6,
             label="truth",
         )
-    styles = line_styles(list(models))
     for name, exponents in models.items():
         style, index = styles[name], np.arange(1, len(exponents) + 1)
         axes.plot(
@@ -94,10 +96,9 @@ def draw_lyapunov(models: Mapping[str, np.ndarray], truth: np.ndarray | None) ->
     return figure
 
 
-def draw_training(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+def draw_training(logs: Mapping[str, Sequence[Mapping[str, Any]]], *, styles: Styles) -> Figure:
     """Training loss against optimiser step (lines) and validation relative L2 where measured (dots)."""
     figure, ((axes,),) = new_figure(5.0, 3.1)
-    styles = line_styles(list(logs))
     for name, records in logs.items():
         style = styles[name]
         steps, losses = (np.array([record[key] for record in records], dtype=float) for key in ("step", "loss"))

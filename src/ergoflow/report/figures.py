@@ -1,8 +1,8 @@
 """Figures of the flow: error growth, spectra, correlations, densities, stability, walls.
 
 Each function takes arrays and returns a matplotlib `Figure`; nothing is computed here that a table reports.
-Models come as a mapping from run name to curve, and keep the colour and dash of `line_styles` in every
-figure.
+Models come as a mapping from run name to curve; `styles` has the colour and dash of every run, so that one which a
+figure lacks does not change the colours of the others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from matplotlib.ticker import MaxNLocator
 from ergoflow.report.canvas import (
     INK,
     REFERENCE_DASHES,
+    Styles,
     add_grid,
     add_legend,
-    line_styles,
     log_ticks,
     new_figure,
     set_title,
@@ -45,13 +45,15 @@ class Curve:
     high: np.ndarray | None = None
 
 
-def draw_error_growth(models: Mapping[str, Curve], references: Mapping[str, Curve], *, step_seconds: float) -> Figure:
+def draw_error_growth(
+    models: Mapping[str, Curve], references: Mapping[str, Curve], *, step_seconds: float, styles: Styles
+) -> Figure:
     """Relative L2 error against lead time on a logarithmic ordinate, where exponential growth is straight."""
     figure, ((axes,),) = new_figure(5.0, 3.1)
     for name, curve in references.items():
         dash = REFERENCE_DASHES.get(name, "dotted")
         axes.plot(curve.x, curve.y, color=INK, alpha=0.6, linewidth=1.1, linestyle=dash, label=name)
-    _draw_models(axes, models)
+    _draw_models(axes, models, styles)
     axes.set_yscale("log")
     log_ticks(axes, "y")
     axes.set(xlabel=f"lead time (steps of {step_seconds:.3g} s)", ylabel="relative L2 error")
@@ -59,16 +61,16 @@ def draw_error_growth(models: Mapping[str, Curve], references: Mapping[str, Curv
     return _finish(figure, axes)
 
 
-def draw_spectrum(models: Mapping[str, Curve], truth: Curve) -> Figure:
+def draw_spectrum(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) -> Figure:
     """Energy per shell above, ratio to the truth below; the band is truth against truth."""
     figure, axes = new_figure(5.0, 4.0, rows=2, sharex=True, gridspec_kw={"height_ratios": (2.2, 1)})
     top, bottom = axes[:, 0]
     # A logarithmic axis has no room for the mean flow (shell 0).
     truth, models = _positive(truth), {name: _positive(curve) for name, curve in models.items()}
     _draw_truth(top, truth)
-    _draw_models(top, models)
+    _draw_models(top, models, styles)
     _draw_truth(bottom, _ratio(truth, truth))
-    _draw_models(bottom, {name: _ratio(curve, truth) for name, curve in models.items()})
+    _draw_models(bottom, {name: _ratio(curve, truth) for name, curve in models.items()}, styles)
     for panel in (top, bottom):
         panel.set_xscale("log")
         panel.set_yscale("log")
@@ -85,22 +87,22 @@ def draw_spectrum(models: Mapping[str, Curve], truth: Curve) -> Figure:
     return figure
 
 
-def draw_autocorrelation(models: Mapping[str, Curve], truth: Curve, *, step_seconds: float) -> Figure:
+def draw_autocorrelation(models: Mapping[str, Curve], truth: Curve, *, step_seconds: float, styles: Styles) -> Figure:
     """Time correlation of the truth and of each model."""
     figure, ((axes,),) = new_figure(5.0, 3.1)
     axes.axhline(0, color=INK, alpha=0.4, linewidth=0.7)
     _draw_truth(axes, truth)
-    _draw_models(axes, models)
+    _draw_models(axes, models, styles)
     axes.set(xlabel=f"lag (steps of {step_seconds:.3g} s)", ylabel="autocorrelation")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finish(figure, axes)
 
 
-def draw_density(models: Mapping[str, Curve], truth: Curve) -> Figure:
+def draw_density(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) -> Figure:
     """Probability density of the point values with a logarithmic ordinate, which shows the tails."""
     figure, ((axes,),) = new_figure(5.0, 3.1)
     _draw_truth(axes, truth)
-    _draw_models(axes, models)
+    _draw_models(axes, models, styles)
     axes.set_yscale("log")
     log_ticks(axes, "y")
     axes.set(xlabel="field value", ylabel="probability density")
@@ -108,7 +110,12 @@ def draw_density(models: Mapping[str, Curve], truth: Curve) -> Figure:
 
 
 def draw_series(
-    models: Mapping[str, Curve], truth: np.ndarray, *, quantity: str, diverged_at: Mapping[str, Sequence[int]]
+    models: Mapping[str, Curve],
+    truth: np.ndarray,
+    *,
+    quantity: str,
+    diverged_at: Mapping[str, Sequence[int]],
+    styles: Styles,
 ) -> Figure:
     """Every trajectory's energy or enstrophy (J, T) over the roll-out, with the truth's mean ± 5 σ band.
 
@@ -116,7 +123,6 @@ def draw_series(
     (-1 = never).
     """
     figure, ((axes,),) = new_figure(5.0, 3.1)
-    styles = line_styles(list(models))
     mean, half = float(truth.mean()), SIGMA_BAND * float(truth.std())
     limits = (mean - 2 * half, mean + 2 * half)
     axes.axhspan(mean - half, mean + half, color=INK, alpha=0.09, linewidth=0, label=f"truth ± {SIGMA_BAND:g} σ")
@@ -136,7 +142,7 @@ def draw_series(
     return _finish(figure, axes)
 
 
-def draw_walls(mean: Mapping[str, Curve], rms: Mapping[str, Mapping[str, Curve]]) -> Figure:
+def draw_walls(mean: Mapping[str, Curve], rms: Mapping[str, Mapping[str, Curve]], *, styles: Styles) -> Figure:
     """Mean profile U⁺(y⁺) with the law of the wall, and one panel per component of the fluctuations.
 
     `mean` and each entry of `rms` map a source ("truth", "dns" or a run name) to its profile over y⁺.
@@ -157,7 +163,7 @@ def draw_walls(mean: Mapping[str, Curve], rms: Mapping[str, Mapping[str, Curve]]
             panel.plot(dns.x, dns.y, "o", color=INK, markersize=2.6, fillstyle="none", label="DNS")
         if "truth" in profiles:
             _draw_truth(panel, profiles["truth"])
-        _draw_models(panel, {name: curve for name, curve in profiles.items() if name not in ("truth", "dns")})
+        _draw_models(panel, {name: curve for name, curve in profiles.items() if name not in ("truth", "dns")}, styles)
         panel.set_xlabel("y⁺")
         set_title(panel, title)
         add_grid(panel)
@@ -173,8 +179,7 @@ def _draw_truth(axes: Axes, truth: Curve) -> None:
     axes.plot(truth.x, truth.y, color=INK, linewidth=1.9, label="truth")
 
 
-def _draw_models(axes: Axes, models: Mapping[str, Curve]) -> None:
-    styles = line_styles(list(models))
+def _draw_models(axes: Axes, models: Mapping[str, Curve], styles: Styles) -> None:
     for name, curve in models.items():
         style = styles[name]
         if curve.low is not None and curve.high is not None and len(models) <= MAX_BANDS:

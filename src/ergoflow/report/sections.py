@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from ergoflow.report import diagnostics, figures, maps
 from ergoflow.report.box import draw_box
+from ergoflow.report.canvas import Styles, line_styles
 from ergoflow.report.captions import CAPTIONS, TITLES
 from ergoflow.report.figures import Curve
 from ergoflow.report.runs import REFERENCE_ROWS, RunGroup, slugify, task_of
@@ -61,13 +62,19 @@ def _compared(slug: str, names: Mapping[str, Any], figure: Figure, *, wide: bool
     return FigureItem(slug=slug, title=TITLES[slug], caption=CAPTIONS[slug], alt=alt, figure=figure, wide=wide)
 
 
+def _styles(groups: Sequence[RunGroup]) -> Styles:
+    """One style per run for all figures of a task, whichever of them it is in."""
+    return line_styles([group.name for group in groups])
+
+
 def _error_growth(groups: Sequence[RunGroup]) -> FigureItem | None:
     models = _models(groups, "relative_l2", "relative_l2/steps")
     if not models:
         return None
     found = {name: _shared(groups, "relative_l2", name, "relative_l2/steps") for name in REFERENCE_ROWS}
     references = {name: curve for name, curve in found.items() if curve is not None}
-    figure = figures.draw_error_growth(models, references, step_seconds=task_of(groups[0].first)[1])
+    seconds = task_of(groups[0].first)[1]
+    figure = figures.draw_error_growth(models, references, step_seconds=seconds, styles=_styles(groups))
     return _compared("error-growth", models, figure)
 
 
@@ -78,8 +85,8 @@ def _spectrum(groups: Sequence[RunGroup]) -> FigureItem | None:
 def _autocorrelation(groups: Sequence[RunGroup]) -> FigureItem | None:
     seconds = task_of(groups[0].first)[1]
 
-    def draw(models: Mapping[str, Curve], truth: Curve) -> Figure:
-        return figures.draw_autocorrelation(models, truth, step_seconds=seconds)
+    def draw(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) -> Figure:
+        return figures.draw_autocorrelation(models, truth, step_seconds=seconds, styles=styles)
 
     return _against_truth(groups, "autocorrelation", "autocorrelation/lags", draw)
 
@@ -107,7 +114,7 @@ def _series(groups: Sequence[RunGroup], quantity: str) -> FigureItem | None:
         if group.name in models
     }
     diverged = {group.name: group.first.scores["survival"].get("diverged_at", ()) for group in groups}
-    figure = figures.draw_series(curves, truth.y, quantity=quantity, diverged_at=diverged)
+    figure = figures.draw_series(curves, truth.y, quantity=quantity, diverged_at=diverged, styles=_styles(groups))
     return _compared(quantity, models, figure)
 
 
@@ -124,7 +131,8 @@ def _walls(groups: Sequence[RunGroup]) -> FigureItem | None:
     rms = {title: _profiles(groups, f"wall/{key}") for key, title in _WALL_TITLES.items()}
     if not mean:
         return None
-    figure = figures.draw_walls(mean, {title: profiles for title, profiles in rms.items() if profiles})
+    rms = {title: profiles for title, profiles in rms.items() if profiles}
+    figure = figures.draw_walls(mean, rms, styles=_styles(groups))
     return _compared("walls", mean, figure, wide=True)
 
 
@@ -138,13 +146,14 @@ def _lyapunov(groups: Sequence[RunGroup]) -> FigureItem | None:
     models, truths = _first_seeds(groups, "lyapunov/model"), _first_seeds(groups, "lyapunov/truth")
     if not models:
         return None
-    return _compared("lyapunov", models, diagnostics.draw_lyapunov(models, next(iter(truths.values()), None)))
+    figure = diagnostics.draw_lyapunov(models, next(iter(truths.values()), None), styles=_styles(groups))
+    return _compared("lyapunov", models, figure)
 
 
 def _training(groups: Sequence[RunGroup]) -> FigureItem | None:
     logs = {group.name: [record for record in group.first.log if "loss" in record] for group in groups}
     logs = {name: records for name, records in logs.items() if records}
-    return _compared("training", logs, diagnostics.draw_training(logs)) if logs else None
+    return _compared("training", logs, diagnostics.draw_training(logs, styles=_styles(groups))) if logs else None
 
 
 def _operator(groups: Sequence[RunGroup]) -> FigureItem | None:
@@ -152,7 +161,7 @@ def _operator(groups: Sequence[RunGroup]) -> FigureItem | None:
     singular_values = _first_seeds(groups, "operator/singular_values")
     if not eigenvalues and not singular_values:
         return None
-    figure = diagnostics.draw_operator(eigenvalues, singular_values)
+    figure = diagnostics.draw_operator(eigenvalues, singular_values, styles=_styles(groups))
     return _compared("operator", eigenvalues or singular_values, figure, wide=True)
 
 
@@ -195,10 +204,12 @@ def _against_truth(
     groups: Sequence[RunGroup],
     family: str,
     abscissa: str,
-    draw: Callable[[Mapping[str, Curve], Curve], Figure],
+    draw: Callable[..., Figure],
 ) -> FigureItem | None:
     models, truth = _models(groups, family, abscissa), _shared(groups, family, "truth", abscissa)
-    return _compared(family, models, draw(models, truth)) if models and truth is not None else None
+    if not models or truth is None:
+        return None
+    return _compared(family, models, draw(models, truth, styles=_styles(groups)))
 
 
 def _models(groups: Sequence[RunGroup], family: str, abscissa: str) -> dict[str, Curve]:
