@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +148,27 @@ def test_interpreted_kernels_are_the_reference_with_their_own_tiles(interpret) -
     for case, gaps in interpret(__file__, "{case: errors(CASES[case], 'cpu') for case in CASES}").items():
         for name, worst in gaps.items():
             assert worst < TOLERANCE[name], (case, name)
+
+
+@needs_triton
+@pytest.mark.parametrize(("sums", "factors"), [(4, 7), (7, 4), (2, 1), (1, 3)])
+def test_assembly_adds_the_products_of_a_window(sums: int, factors: int) -> None:
+    from ergoflow.ops import depthwise_triton as twin
+
+    generator = torch.Generator().manual_seed(0)
+    draw = {"values": sums + factors - 1, "factors": factors, "sums": sums}
+    values, weights, old = (torch.randn(size, generator=generator).tolist() for size in draw.values())
+    operands: list = [None] * sums + values + weights + old
+    for line in twin._assembly(sums, factors).strip(";").split(";"):
+        out, *terms = (int(number) for number in re.findall(r"\$(\d+)", line.replace("fma.rn.f32 ", "")))
+        operands[out] = operands[terms[0]] * operands[terms[1]] + operands[terms[2]]
+    windows = [values[m : m + factors] for m in range(sums)]
+    expected = [
+        first + sum(v * w for v, w in zip(row, weights, strict=True)) for first, row in zip(old, windows, strict=True)
+    ]
+    assert operands[:sums] == pytest.approx(expected, rel=1e-12)
+    assert operands[sums:] == values + weights + old
+    assert twin._operands(sums, factors).split(",") == ["=&f"] * sums + ["f"] * (len(operands) - sums)
 
 
 @needs_triton

@@ -1,7 +1,7 @@
 """A rehearsal: what a function launches is compiled before it is called, by all cores at a time.
 
-Kernels are compiled when they are first launched, one after the other, some of them for a quarter of a minute: minutes
-for the first training step of a model on a machine. A rehearsed call meets them all, and runs none.
+Kernels are compiled when they are first launched, one after the other, some of them for several seconds: a minute or
+two for the first training step of a model on a machine. A rehearsed call meets them all, and runs none.
 """
 
 from __future__ import annotations
