@@ -106,16 +106,24 @@ def test_slugs_are_safe_in_file_names() -> None:
     assert slugify("///") == "unnamed"
 
 
-def test_roll_outs_leave_the_range_of_the_truth_where_their_last_stay_outside_begins(make_run: Make) -> None:
-    """Energies of 1 ± 1, a range of 1 ± 5: the first stays, the second comes back once, the third is never there."""
-    steps = np.arange(0, 50, 10)
-    energy = np.array([[1, 3, 1, 2, 6.0], [1, 9, 1, 7, 9.0], [8, 9, 9, np.inf, np.nan]])
-    curves = {"series/steps": steps, "series/energy/model": energy, "series/enstrophy/model": np.ones((3, 5))}
+def test_roll_outs_have_left_the_range_of_the_truth_once_most_of_the_rest_is_outside(make_run: Make) -> None:
+    """Energies of 1 ± 1, a range of 1 ± 5."""
+    steps = np.arange(0, 60, 10)
+    rows = {
+        "stays": ([1, 3, 1, 2, 6, 1], None),
+        "was out once": ([1, 9, 1, 1, 1, 1], None),
+        "is out at the very end": ([1, 1, 1, 1, 1, 9], None),
+        "looks in": ([1, 9, 9, 1, 9, 9], 10),
+        "leaves late": ([1, 1, 1, 1, 9, 9], 40),
+        "was never there": ([8, 9, 9, 9, np.inf, np.nan], 0),
+    }
+    energy = np.array([series for series, _ in rows.values()], dtype=float)
+    curves = {"series/steps": steps, "series/energy/model": energy, "series/enstrophy/model": np.ones((6, 6))}
     curves |= {f"series/{name}/truth": np.array([[0.0, 2.0], [2.0, 0.0]]) for name in ("energy", "enstrophy")}
-    assert steps_of_leaving(curves) == [30, 0]
-    assert steps_of_leaving(curves | {"series/enstrophy/model": np.full((3, 5), 7.0)}) == [0, 0, 0]
+    assert steps_of_leaving(curves) == [step for _, step in rows.values() if step is not None]
+    assert steps_of_leaving(curves | {"series/enstrophy/model": np.full((6, 6), 7.0)}) == [0] * 6
     assert steps_of_leaving({}) == []
     run = make_run()
-    survival = {"fraction": 1.0, "diverged_at": [-1] * 3, "steps": 40, "energy_in_range@40": 1 / 3}
+    survival = {"fraction": 1.0, "diverged_at": [-1] * 6, "steps": 50, "energy_in_range@50": 1 / 3}
     left = dataclasses.replace(changed(run, survival=survival), curves={**run.curves, **curves})
-    assert survival_text([left]) == "100%, 33% in range, left at step 15"
+    assert survival_text([left]) == "100%, 33% in range, left at step 10"

@@ -86,7 +86,7 @@ def share_in_range(scores: Mapping[str, Any]) -> float:
 def survival_text(runs: Sequence[RunView]) -> str:
     """The share of roll-outs that survive and, where it is less, of those in the truth's range at the end.
 
-    Then also the median step at which the others left it for good, where their energies are known.
+    Then also the median step at which roll-outs left it, where their energies are known.
     """
     alive, inside = (
         sum(shares) / len(runs)
@@ -103,18 +103,24 @@ def survival_text(runs: Sequence[RunView]) -> str:
 
 
 def steps_of_leaving(curves: Mapping[str, np.ndarray]) -> list[float]:
-    """For each roll-out that ends outside of the truth's range, the first step of its last stay there."""
-    inside: Any = True
+    """For each roll-out that is mostly outside of the truth's range in its second half, the step at which it left.
+
+    That is the first step outside after which more of the rest is outside than inside: a roll-out along the edge of
+    the range has left it once, however often it comes back for a moment.
+    """
+    outside: Any = False
     for name in ("energy", "enstrophy"):
         model, truth = (curves.get(f"series/{name}/{which}") for which in ("model", "truth"))
         if model is None or truth is None:
             return []
         wide = np.asarray(truth, dtype=np.float64)
         # What is not finite is not inside.
-        inside = inside & (np.abs(np.asarray(model, dtype=np.float64) - wide.mean()) <= RANGE_SIGMAS * wide.std())
+        inside = np.abs(np.asarray(model, dtype=np.float64) - wide.mean()) <= RANGE_SIGMAS * wide.std()
+        outside = outside | ~inside
     steps = np.asarray(curves["series/steps"])
-    left = [np.flatnonzero(row) for row in inside if not row[-1]]
-    return [float(steps[places[-1] + 1]) if len(places) else float(steps[0]) for places in left]
+    rest = np.cumsum(outside[:, ::-1], axis=1)[:, ::-1] / np.arange(len(steps), 0, -1)
+    gone = rest[:, len(steps) // 2] > 1 / 2
+    return [float(steps[np.argmax(row)]) for row in (outside & (rest > 1 / 2))[gone]]
 
 
 @dataclass(frozen=True)
