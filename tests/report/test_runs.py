@@ -127,3 +127,5 @@ def test_roll_outs_have_left_the_range_of_the_truth_once_most_of_the_rest_is_out
     survival = {"fraction": 1.0, "diverged_at": [-1] * 6, "steps": 50, "energy_in_range@50": 1 / 3}
     left = dataclasses.replace(changed(run, survival=survival), curves={**run.curves, **curves})
     assert survival_text([left]) == "100%, 33% in range, left at step 10"
+    dead = changed(left, survival={**survival, "fraction": 0.0, "energy_in_range@50": 0.0})
+    assert survival_text([dead]) == "0%, left at step 10"

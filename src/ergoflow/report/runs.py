@@ -86,7 +86,7 @@ def share_in_range(scores: Mapping[str, Any]) -> float:
 def survival_text(runs: Sequence[RunView]) -> str:
     """The share of roll-outs that survive and, where it is less, of those in the truth's range at the end.
 
-    Then also the median step at which roll-outs left it, where their energies are known.
+    Where some left it, also the median step at which they did, if their energies are known.
     """
     alive, inside = (
         sum(shares) / len(runs)
@@ -95,11 +95,11 @@ def survival_text(runs: Sequence[RunView]) -> str:
             [share_in_range(run.scores) for run in runs],
         )
     )
-    if inside >= alive:
+    if inside >= 1:
         return f"{alive:.0%}"
     steps = [step for run in runs for step in steps_of_leaving(run.curves)]
     when = f", left at step {np.median(steps):.0f}" if steps else ""
-    return f"{alive:.0%}, {inside:.0%} in range{when}"
+    return f"{alive:.0%}{f', {inside:.0%} in range' if inside < alive else ''}{when}"
 
 
 def steps_of_leaving(curves: Mapping[str, np.ndarray]) -> list[float]:
