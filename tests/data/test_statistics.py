@@ -53,6 +53,15 @@ def known(grid: tuple[int, ...]) -> np.ndarray:
     return (walk * scale + shift).astype(np.float32)
 
 
+def test_threads_share_a_store_that_keeps_one_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ergoflow.data.statistics.BLOCK_BYTES", 1)
+    monkeypatch.setattr("ergoflow.data.store.MAX_OPEN_FILES", 1)
+    data = np.concatenate([known((7,))] * 20)
+    store = make_store(tmp_path, data, (5,) * 20)
+    expected = (data[:, 4:].astype(np.float64) - data[:, :-4]).std((0, 1, 3))
+    np.testing.assert_allclose(compute_increment_std(store, 4), expected, rtol=1e-10)
+
+
 @pytest.mark.parametrize("grid", [(7,), (6, 5), (4, 3, 5)])
 @pytest.mark.parametrize("block_frames", [1, 4, 1000])
 def test_streamed_statistics_equal_two_passes_over_the_whole_array(

@@ -1,15 +1,19 @@
 """Mean, spread and increments of the training trajectories, in The Well's `stats.yaml` format.
 
-Every number is a mean over trajectories, frames and grid points of the train split, accumulated block by
-block in float64 with the update of Chan, Golub & LeVeque (1983), which loses no digits however
-large the mean is. Increments are x[t + stride] - x[t].
+Every number is a mean over trajectories, frames and grid points of the train split, gathered block by block in float64
+and added up by the rule of Chan, Golub & LeVeque (1983), which loses no digits however large the mean is. Increments
+are x[t + stride] - x[t]. Trajectories are read by several threads at a time, and added up in their order.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,34 +30,36 @@ STATISTICS_KEYS = ("mean", "std", "rms", "mean_delta", "std_delta", "rms_delta")
 BLOCK_BYTES = 4 * 2**20
 
 
-class ChannelMoments:
-    """The running mean (C,) and variance (C,) of everything given to `update`, in float64."""
+@dataclass(frozen=True)
+class Moments:
+    """How many numbers there are per channel, their mean (C,) and the sum (C,) of their squared distances from it."""
 
-    def __init__(self, channels: int) -> None:
-        self.count = 0
-        self.mean = np.zeros(channels)
-        self._squares = np.zeros(channels)  # sum of (x - mean)^2
+    count: int
+    mean: np.ndarray
+    squares: np.ndarray
 
-    def update(self, values: np.ndarray) -> None:
-        """Add a block (T, C, *grid) of float64 numbers."""
+    @classmethod
+    def of(cls, values: np.ndarray) -> Moments:
+        """The moments of a block (T, C, *grid) of float64 numbers."""
         axes = (0, *range(2, values.ndim))
-        count = values.size // len(self.mean)
-        mean = values.mean(axis=axes)
-        total = self.count + count
-        shift = mean - self.mean
-        self._squares += values.var(axis=axes) * count + shift**2 * (self.count * count / total)
-        self.mean = self.mean + shift * (count / total)
-        self.count = total
+        count = values.size // values.shape[1]
+        return cls(count, values.mean(axis=axes), values.var(axis=axes) * count)
+
+    def __add__(self, other: Moments) -> Moments:
+        """The moments of both."""
+        count, shift = self.count + other.count, other.mean - self.mean
+        squares = self.squares + other.squares + shift**2 * (self.count * other.count / count)
+        return Moments(count, self.mean + shift * (other.count / count), squares)
 
     @property
     def std(self) -> np.ndarray:
         """The population standard deviation (C,)."""
-        return np.sqrt(self._squares / self.count)
+        return np.sqrt(self.squares / self.count)
 
     @property
     def rms(self) -> np.ndarray:
         """The root of the mean square (C,)."""
-        return np.sqrt(self.mean**2 + self._squares / self.count)
+        return np.sqrt(self.mean**2 + self.squares / self.count)
 
 
 def increment_key(stride: int) -> str:
@@ -68,36 +74,21 @@ def compute_statistics(
 
     Each stride other than 1 adds the key `std_delta@<stride>`, which other readers of the file ignore.
     """
-    channels = len(store.info.fields)
-    state = ChannelMoments(channels)
-    deltas = {stride: ChannelMoments(channels) for stride in {1, *strides}}
-    _require_frames(store, split, max(deltas))
-    for block, new in _blocks(store, split, max(deltas)):
-        state.update(block[:new])
-        for stride, delta in deltas.items():
-            # Increments start at the block's new frames; the frames after those only end them.
-            pairs = min(new, len(block) - stride)
-            if pairs > 0:
-                delta.update(block[stride : stride + pairs] - block[:pairs])
+    moments = _moments(store, split, {0, 1, *strides})
+    state, delta = moments.pop(0), moments[1]
     stats = {
         "mean": _by_field(store, state.mean),
         "std": _by_field(store, state.std),
         "rms": _by_field(store, state.rms),
-        "mean_delta": _by_field(store, deltas[1].mean),
-        "rms_delta": _by_field(store, deltas[1].rms),
+        "mean_delta": _by_field(store, delta.mean),
+        "rms_delta": _by_field(store, delta.rms),
     }
-    return stats | {increment_key(stride): _by_field(store, delta.std) for stride, delta in deltas.items()}
+    return stats | {increment_key(stride): _by_field(store, moments[stride].std) for stride in sorted(moments)}
 
 
 def compute_increment_std(store: TrajectoryStore, stride: int, *, split: str = "train") -> np.ndarray:
     """Return the standard deviation (C,) of x[t + stride] - x[t]."""
-    _require_frames(store, split, stride)
-    delta = ChannelMoments(len(store.info.fields))
-    for block, new in _blocks(store, split, stride):
-        pairs = min(new, len(block) - stride)
-        if pairs > 0:
-            delta.update(block[stride : stride + pairs] - block[:pairs])
-    return delta.std
+    return _moments(store, split, {stride})[stride].std
 
 
 def add_increment_std(store: TrajectoryStore, stride: int) -> None:
@@ -124,22 +115,49 @@ def _write(folder: str | Path, stats: Mapping[str, Mapping[str, Any]]) -> None:
     write_text_atomic(Path(folder) / STATISTICS_FILE, yaml.safe_dump(plain, sort_keys=False))
 
 
-def _require_frames(store: TrajectoryStore, split: str, stride: int) -> None:
-    frames = store.num_frames(split)
-    if not 0 < stride < frames:
-        raise ValueError(f"increments need 0 < stride < {frames} frames, got stride {stride}; choose a smaller one")
+def _moments(store: TrajectoryStore, split: str, lags: set[int]) -> dict[int, Moments]:
+    """Return, by lag, the moments of x[t + lag] - x[t]; a lag of 0 stands for x[t] itself."""
+    frames, last = store.num_frames(split), max(lags)
+    if not 0 < last < frames:
+        raise ValueError(f"increments need 0 < stride < {frames} frames, got stride {last}; choose a smaller one")
+
+    # A store closes the file that was used least recently, be it another thread's; HDF5 reads one at a time anyway.
+    reading = Lock()
+
+    def of_trajectory(trajectory: int) -> dict[int, Moments]:
+        blocks = _blocks(store, split, trajectory, last, reading)
+        return reduce(_added, ({lag: Moments.of(x) for lag, x in _by_lag(*block, lags)} for block in blocks))
+
+    with ThreadPoolExecutor() as threads:
+        return reduce(_added, threads.map(of_trajectory, range(store.count(split))))
 
 
-def _blocks(store: TrajectoryStore, split: str, stride: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield (float64 block (T, C, *grid), new): `new` unseen frames, then up to `stride` that come again."""
+def _added(one: dict[int, Moments], other: dict[int, Moments]) -> dict[int, Moments]:
+    """Return the moments of both for each lag that either has."""
+    return one | other | {lag: one[lag] + other[lag] for lag in one.keys() & other.keys()}
+
+
+def _by_lag(block: np.ndarray, new: int, lags: set[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (lag, numbers) of a block. Increments start at its new frames; the frames after those only end them."""
+    for lag in lags:
+        pairs = min(new, len(block) - lag)
+        if pairs > 0:
+            yield lag, block[lag : lag + pairs] - block[:pairs] if lag else block[:new]
+
+
+def _blocks(
+    store: TrajectoryStore, split: str, trajectory: int, lag: int, reading: Lock
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield (float64 block (T, C, *grid), new): `new` unseen frames, then up to `lag` that come again."""
     frames = store.num_frames(split)
     per_frame = 8 * len(store.info.fields) * int(np.prod(store.info.grid))
     length = max(1, BLOCK_BYTES // per_frame)
-    for trajectory in range(store.count(split)):
-        for start in range(0, frames, length):
-            new = min(length, frames - start)
-            stop = min(start + new + stride, frames)
-            yield store.read_stored(split, trajectory, start, stop).astype(np.float64), new
+    for start in range(0, frames, length):
+        new = min(length, frames - start)
+        stop = min(start + new + lag, frames)
+        with reading:
+            stored = store.read_stored(split, trajectory, start, stop)
+        yield stored.astype(np.float64), new
 
 
 def _by_field(store: TrajectoryStore, values: np.ndarray) -> dict[str, Any]:
