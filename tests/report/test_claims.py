@@ -79,6 +79,15 @@ def test_a_failed_row_loses_to_any_number(make_run: MakeRun) -> None:
     assert "failed (6.52)" in judged("advantage over the best baseline on KF256", runs).reason
 
 
+def test_a_comparison_of_statistics_says_whose_roll_outs_left(make_run: MakeRun) -> None:
+    runs = main_runs(make_run)
+    runs[1].scores["survival"]["enstrophy_in_range@1000"] = 0.4  # type: ignore[index]
+    note = "; most roll-outs of uno left the truth's range"
+    assert judged("on KF256 the transformer is better", runs).reason == f"lower in all 24 comparisons{note}"
+    both = [*runs, *main_runs(make_run, "tcf192")]
+    assert note not in judged("its short-term errors are the smallest", both).reason
+
+
 def test_the_advantage_is_measured_against_the_best_baseline(make_run: MakeRun) -> None:
     # Scores are proportional to the skill: 1 − 0.05/0.09 = 44 % in every column, 1 − .08/.09 = 11 %.
     assert judged("advantage over the best baseline on KF256", main_runs(make_run)).word == "reproduced"

@@ -57,6 +57,15 @@ def test_a_failed_row_says_so(make_run: MakeRun) -> None:
     assert "failed (0.86)" in block("table1", runs)
 
 
+def test_statistics_of_roll_outs_that_left_are_marked_and_the_mark_is_explained(make_run: MakeRun) -> None:
+    runs = table_1(make_run)
+    assert "†" not in block("table1", runs)
+    runs[-1].scores["survival"]["energy_in_range@1000"] = 0.0  # type: ignore[index]
+    for text in (block("table1", runs), headline_block(Evidence(groups=group_runs(runs)))):
+        marked = [line for line in text.splitlines() if "†" in line]
+        assert [line[:6] for line in marked] == ["| [a3m", "† Most"]
+
+
 def test_missing_rows_are_named_and_an_empty_table_says_how_to_make_it(make_run: MakeRun) -> None:
     runs = [run for run in table_1(make_run) if not run.name.endswith("mwt")]
     assert "Not run yet: mwt." in block("table1", runs)

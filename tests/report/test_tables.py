@@ -141,6 +141,25 @@ def test_a_run_that_left_the_attractor_has_not_just_survived(make_run: Make) -> 
     assert survival_text(groups[0].runs) == "100%, 25% in range"
 
 
+@pytest.mark.parametrize(("share", "strayed"), [(0.25, True), (0.75, False)])
+def test_no_statistic_looks_good_over_roll_outs_that_left(make_run: Make, share: float, strayed: bool) -> None:
+    run = make_run("m", skill=0.1)
+    metrics = run.scores["metrics"]
+    forecast, good, bad = metrics["relative_l2@5"], metrics["pca_kl"], metrics["me_ape"]
+    forecast["floor"] = None
+    for metric, verdict in ((forecast, "better"), (good, "at floor"), (bad, "worse")):
+        metric["rows"]["model"]["verdict"] = verdict
+    run.scores["survival"].update({"energy_in_range@1000": share})
+    groups = group_runs([run])
+    table = build_table(groups)
+    cells = table.rows[0].cells
+    assert cells["relative_l2@5"].verdict == "better"
+    assert cells["me_ape"].verdict == "worse"
+    assert cells["pca_kl"].verdict == ("strayed" if strayed else "at floor")
+    assert cells["pca_kl"].value == good["rows"]["model"]["value"]
+    assert ("cannot be judged in" in sentence(table, groups)) == strayed
+
+
 def test_cards_hold_the_best_run_against_floor_and_print(make_run: Make) -> None:
     groups = group_runs([make_run("m", dataset="kf256", skill=0.1)])
     found = {card.label: card for card in cards(build_table(groups), groups)}

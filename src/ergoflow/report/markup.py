@@ -14,13 +14,14 @@ from ergoflow.report.published import PublishedTable
 from ergoflow.report.runs import RunGroup, RunView, survival_text
 from ergoflow.report.sections import FigureItem
 from ergoflow.report.summary import Card, duration, number
-from ergoflow.report.tables import Cell, Column, Row, Table
+from ergoflow.report.tables import STRAYED, Cell, Column, Row, Table
 
 #: Verdict -> (CSS class, symbol, words); the symbol carries the meaning where colour cannot.
 MARKS = {
     "at floor": ("floor", "●", "at the noise floor: not distinguishable from truth against truth"),
     "better": ("better", "▲", "better than every trivial forecast"),
     "worse": ("worse", "▼", "not better than the best trivial forecast"),
+    STRAYED: ("worse", "†", "most roll-outs left the truth's range of energies: statistics of another flow"),
     "failed": ("failed", "✕", "failed: a roll-out became infinite or ten times larger than any truth"),
 }
 

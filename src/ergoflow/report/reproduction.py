@@ -13,7 +13,7 @@ from ergoflow.report.digits import in_digits
 from ergoflow.report.evidence import Evidence, cell_file
 from ergoflow.report.published import TABLE_1, TABLE_2, TABLE_3, TABLE_4, PublishedTable
 from ergoflow.report.runs import RunGroup, RunView, survival_text
-from ergoflow.report.tables import Cell, Row, Table, build_table
+from ergoflow.report.tables import STRAYED, Cell, Row, Table, build_table
 
 BASELINES = {"mno": "MNO", "uno": "UNO", "mwt": "MWT", "factformer": "FactFormer"}
 MAIN_ROWS = {**BASELINES, "a3m": "Ours"}
@@ -105,6 +105,9 @@ COMPARISONS = (
         open_ended=True,
     ),
 )
+#: Behind a number that looks good and is not.
+MARK = "†"
+REMARK = f"{MARK} Most of these roll-outs left the truth's range of energies: a statistic of another flow."
 #: The columns of the README's table, and the comparison it is cut from.
 HEADLINE = ("table1", ("relative_l2@5", "relative_l2@25", "me_ape", "me_lrw", "pca_kl"))
 
@@ -154,7 +157,7 @@ def headline_block(evidence: Evidence) -> str:
     for row in table.rows[len(groups) :]:
         if row.kind in ("floor", "reference") and row.label != "zero":
             lines.append(f"| *{row.label}* | | {' | '.join(_brief(row.cells.get(key)) for key in keys)} | |")
-    return "\n".join(lines)
+    return "\n".join(lines + _remark(lines))
 
 
 def _setting(chosen: Comparison, groups: Sequence[RunGroup]) -> str:
@@ -181,7 +184,12 @@ def _table(chosen: Comparison, task: str, groups: Sequence[RunGroup], evidence: 
     for row in table.rows[len(groups) :]:
         if row.kind != "printed":
             lines.append(f"| *{row.label}* | {_cells(row, keys, None)} | |")
-    return lines
+    return lines + _remark(lines)
+
+
+def _remark(lines: Sequence[str]) -> list[str]:
+    """What the mark means, below a table that has it."""
+    return ["", REMARK] if any(MARK in line for line in lines) else []
 
 
 def _linked(group: RunGroup, task: str, evidence: Evidence) -> str:
@@ -213,7 +221,7 @@ def _brief(cell: Cell | None) -> str:
     """The number alone."""
     if cell is None:
         return "–"
-    return "failed" if cell.value is None else in_digits(cell.value)
+    return "failed" if cell.value is None else in_digits(cell.value) + MARK * (cell.verdict == STRAYED)
 
 
 def _files(groups: Sequence[RunGroup], evidence: Evidence) -> list[str]:

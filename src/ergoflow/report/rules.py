@@ -13,7 +13,7 @@ from typing import Literal
 from ergoflow.report.digits import in_digits
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.reproduction import BASELINES, comparison
-from ergoflow.report.runs import RunGroup, finite_or_none, share_in_range
+from ergoflow.report.runs import RunGroup, finite_or_none, has_strayed, share_in_range
 from ergoflow.report.tables import Cell, build_table
 
 Word = Literal["reproduced", "not reproduced", "not testable", "not run yet"]
@@ -51,12 +51,19 @@ def lower(
                     against.append(f"{mark}{row} {key}{mark}")
         if not shared:
             return Verdict("not run yet", f"no cell of {table} holds {', '.join(keys or ())}")
+        far = [row for row, group in found.items() if has_strayed(group)]
+        note = f"; most roll-outs of {', '.join(far)} left the truth's range" if far and not short_term(keys) else ""
         if against:
             shown = ", ".join(against)
-            return Verdict("not reproduced", f"{len(against)} of {shared} comparisons go the other way: {shown}")
-        return Verdict("reproduced", f"lower in all {shared} comparisons")
+            return Verdict("not reproduced", f"{len(against)} of {shared} comparisons go the other way: {shown}{note}")
+        return Verdict("reproduced", f"lower in all {shared} comparisons{note}")
 
     return rule
+
+
+def short_term(keys: Sequence[str] | None) -> bool:
+    """Whether all columns are errors of forecasts, not statistics of long roll-outs."""
+    return keys is not None and set(keys) <= set(SHORT_TERM)
 
 
 def advantage(table: str) -> Callable[[Evidence], Verdict]:

@@ -83,6 +83,11 @@ def share_in_range(scores: Mapping[str, Any]) -> float:
     return float(min(survival.get(f"{name}_in_range@{last}", 1.0) for name in ("energy", "enstrophy")))
 
 
+def has_strayed(group: RunGroup) -> bool:
+    """Whether most roll-outs of a group end outside of the truth's range."""
+    return sum(share_in_range(run.scores) for run in group.runs) < len(group.runs) / 2
+
+
 def survival_text(runs: Sequence[RunView]) -> str:
     """The share of roll-outs that survive and, where it is less, of those in the truth's range at the end.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ergoflow.report.runs import RunGroup, share_in_range
-from ergoflow.report.tables import FLOOR_LABEL, Row, Table
+from ergoflow.report.tables import FLOOR_LABEL, STRAYED, Row, Table
 
 MAX_METRIC_CARDS = 6
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -57,6 +57,8 @@ def sentence(table: Table, groups: Sequence[RunGroup]) -> str:
         parts.append(f"beats every trivial forecast in {better}{' more' if at_floor else f' of {len(verdicts)}'}")
     if worse:
         parts.append(f"does not beat them in {worse}")
+    if strayed := verdicts.count(STRAYED):
+        parts.append(f"cannot be judged in {strayed}")
     if failed:
         parts.append(f"fails in {failed}")
     body = _joined(parts) if parts else "has no headline metric"

@@ -2,7 +2,8 @@
 
 One `Table` holds all runs of one task (dataset and step length). Its columns are metrics: headline metrics
 first, each followed by its variants. A cell holds the mean over seeds, their spread, a 95 % interval and a
-verdict.
+verdict. Statistics of roll-outs most of which have left the truth's range of energies are those of another flow: where
+one looks good its verdict is `strayed`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import io
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from ergoflow.report import published
-from ergoflow.report.runs import REFERENCE_ROWS, VERDICTS, RunGroup, finite_or_none, task_of
+from ergoflow.report.runs import REFERENCE_ROWS, VERDICTS, RunGroup, finite_or_none, has_strayed, task_of
 
 FLOOR_LABEL = "truth against truth"
 RowKind = Literal["model", "reference", "floor", "printed"]
 
 #: From best to worst; a group of seeds is judged by its worst one.
 _SEVERITY = {verdict: rank for rank, verdict in enumerate(VERDICTS)}
+_GOOD = ("at floor", "better")
+STRAYED = "strayed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +168,10 @@ def _column(key: str, metrics: Mapping[str, Mapping[str, Any]]) -> Column:
 def _model_row(group: RunGroup) -> Row:
     keys = [key for key in group.first.scores["metrics"] if all(key in run.scores["metrics"] for run in group.runs)]
     cells = {key: _pooled([run.scores["metrics"][key]["rows"]["model"] for run in group.runs]) for key in keys}
+    if has_strayed(group):
+        # Only statistics have a floor: forecasts of a few steps are what they are.
+        good = [key for key in keys if group.first.scores["metrics"][key]["floor"] and cells[key].verdict in _GOOD]
+        cells |= {key: replace(cells[key], verdict=STRAYED) for key in good}
     seeds = "" if len(group.runs) == 1 else f"{len(group.runs)} seeds"
     return Row(label=group.name, kind="model", note=seeds, cells=cells)
 
