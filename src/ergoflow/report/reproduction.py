@@ -74,10 +74,11 @@ COMPARISONS = (
         title="Table 3: modules, on 128²",
         printed=TABLE_3,
         tasks=("kf128",),
-        rows={"a3m-base": "Base", "a3m-free": "+ A3M Att.", "a3m": "+ Unitary Op.", "a3m-exact": ""},
+        rows={"a3m-base": "Base", "a3m-free": "+ A3M Att.", "a3m": "+ Unitary Op."}
+        | dict.fromkeys(("a3m-exact", "convnext", "ergoformer"), ""),
         command="table3",
-        remark="Steps of 0.02 s. All variants start from the same weights; `exact` (an operator that is orthogonal by "
-        "construction) is not in print.",
+        remark="Steps of 0.02 s. All variants of `a3m` start from the same weights; `exact` (an operator that is "
+        "orthogonal by construction), `convnext` and `ergoformer` are not in print.",
     ),
     Comparison(
         name="table4",
