@@ -90,11 +90,6 @@ def test_states_of_another_shape_are_refused(shape):
         small_model((9, 9))(torch.zeros(shape))
 
 
-def test_axes_without_a_word_on_periodicity_are_refused():
-    with pytest.raises(ValueError, match=r"one entry per axis of \(9, 9\), got \(True,\); give 2 entries"):
-        small_model((9, 9), periodic=(True,))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

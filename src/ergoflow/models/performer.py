@@ -121,10 +121,6 @@ class Performer(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if len(grid) != len(periodic):
-            raise ValueError(
-                f"periodic must have one entry per axis of {grid}, got {periodic}; give {len(grid)} entries"
-            )
         self.in_channels = in_channels
         self.num_axes = len(grid)
         self.lift = linear(in_channels, config.dim, generator=generator)
