@@ -4,7 +4,9 @@
         --variant "as it is:" --variant "no flow: model.flow=none" ...
 
 A variant is a name, a colon and settings. Every one gets the same minutes (or samples, with --samples) and the
-same seed; those that are in the output file already are left out. The test split is not touched.
+same seed; those that are in the output file already are left out. With --steps their roll-outs are followed that far,
+and it is written down which share of them ends with a mean square of the field within 5 σ of the truth's. The test
+split is not touched.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from rich.console import Console
 
 from ergoflow.config import Recipe, override
 from ergoflow.metrics.pointwise import relative_l2
+from ergoflow.metrics.stability import share_in_range
 from ergoflow.numerics.trajectory import rollout
 from ergoflow.pipeline.reproduce import Budget
 from ergoflow.pipeline.runs import load_run, open_store
@@ -28,8 +31,9 @@ from ergoflow.recipes import find_recipe
 from ergoflow.report.runs import slugify
 
 LEADS = (1, 5, 25)
-# Roll-outs start at the first frame and in the middle of every trajectory.
+# Forecasts start at the first frame and in the middle of every trajectory, long roll-outs in two more places.
 STARTS = (0, 0.5)
+LONG_STARTS = (0, 0.25, 0.5, 0.75)
 
 
 def main() -> None:
@@ -40,6 +44,7 @@ def main() -> None:
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--minutes", type=float)
     budget.add_argument("--samples", type=int)
+    parser.add_argument("--steps", type=int, help="length of long roll-outs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--root", type=Path, default=Path())
     parser.add_argument("--output", type=Path, required=True)
@@ -53,28 +58,34 @@ def main() -> None:
         label, _, settings = text.partition(":")
         row = {"variant": label, "settings": settings.strip(), "seed": options.seed}
         row |= {"minutes": options.minutes, "asked samples": options.samples}
-        if any(row.items() <= known.items() for known in found["rows"]):
-            continue
         recipe = override(find_recipe(options.recipe), settings.split())
         recipe = Budget(minutes=options.minutes, samples=options.samples).apply(recipe)
-        row |= _measure(recipe, label, options.seed, Workspace(options.root), device, console)
-        found["rows"].append(row)
+        recipe = dataclasses.replace(recipe, name=f"{recipe.name}--{slugify(label)}")
+        workspace, known = Workspace(options.root), [old for old in found["rows"] if row.items() <= old.items()]
+        if known:
+            row = known[0]
+        else:
+            row |= _measure(recipe, options.seed, workspace, device, console)
+            found["rows"].append(row)
+        if options.steps and (key := f"in range after {options.steps}") not in row:
+            row[key] = _in_range(recipe, options.seed, options.steps, workspace, device)
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(found, indent=1) + "\n")
         errors = " ".join(f"{row['valid'][str(lead)]:.4f}" for lead in LEADS if str(lead) in row["valid"])
-        print(f"{label:32s} {row['parameters']:>10,} parameters {row['samples']:>9,} samples  {errors}", flush=True)
+        inside = f"  {row[key]:.0%} in range" if options.steps else ""
+        print(
+            f"{label:32s} {row['parameters']:>10,} parameters {row['samples']:>9,} samples  {errors}{inside}",
+            flush=True,
+        )
 
 
-def _measure(
-    recipe: Recipe, label: str, seed: int, workspace: Workspace, device: torch.device, console: Console
-) -> dict:
+def _measure(recipe: Recipe, seed: int, workspace: Workspace, device: torch.device, console: Console) -> dict:
     simulate(recipe.dataset, workspace, device=device, console=console)
-    named = dataclasses.replace(recipe, name=f"{recipe.name}--{slugify(label)}")
     started = time.perf_counter()
-    folder = train(named, workspace, seed=seed, device=device, console=console, overwrite=True)
+    folder = train(recipe, workspace, seed=seed, device=device, console=console, overwrite=True)
     facts = json.loads((folder / "training.json").read_text())
     row = {key: facts[key] for key in ("parameters", "samples", "seconds", "samples_per_second")}
-    return row | {"valid": _errors(named, folder, workspace, device), "wall_seconds": time.perf_counter() - started}
+    return row | {"valid": _errors(recipe, folder, workspace, device), "wall_seconds": time.perf_counter() - started}
 
 
 @torch.inference_mode()
@@ -87,6 +98,16 @@ def _errors(recipe: Recipe, folder: Path, workspace: Workspace, device: torch.de
     predicted = torch.stack(list(rollout(step, windows[:, 0], last)), dim=1)
     errors = relative_l2(predicted, windows[:, 1:])
     return {str(lead): float(errors[lead - 1]) for lead in LEADS if lead <= last}
+
+
+@torch.inference_mode()
+def _in_range(recipe: Recipe, seed: int, steps: int, workspace: Workspace, device: torch.device) -> float:
+    """The share of long roll-outs whose mean square ends within 5 σ of what it is over the validation split."""
+    step = load_run(workspace.run(recipe.name, seed), device=device)
+    frames = open_store(recipe, workspace).load("valid", device=device, stride=recipe.task.stride)
+    first = torch.cat([frames[:, int(start * frames.shape[1])] for start in LONG_STARTS])
+    series = torch.stack([state.square().flatten(1).mean(1) for state in rollout(step, first, steps)], dim=1)
+    return share_in_range(series, frames.square().flatten(2).mean(2), step=steps - 1)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,9 @@ CHANNELS = 32
 # Whether a row of products is one piece of NVIDIA's assembly (`_add_products`).
 ASSEMBLY = tl.constexpr(torch.version.hip is None and not interpreted())
 
+# Sizes of the field: kernels for multiples of 16 would have the same machine code, compiled again.
+SIDES = ("rows", "columns", "height", "width", "batch")
+
 # What lies beyond the ends of an axis.
 WRAP, REPLICATE, ZEROS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -165,7 +168,7 @@ def _reach(taps: Tensor) -> int:
     return (round(len(taps) ** 0.5) - 1) // 2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIDES)
 def _conv_kernel(
     x: tl.tensor,  # (B, rows, columns, DIM)
     taps: tl.tensor,  # (TAPS², DIM), float32
@@ -248,7 +251,7 @@ def _conv_kernel(
                 tl.store(out + start + place + m * DIM, total.to(out.dtype.element_ty), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIDES)
 def _taps_gradient_kernel(
     x: tl.tensor,  # (B, rows, columns, DIM)
     gradient: tl.tensor,  # (B, rows, columns, DIM)
