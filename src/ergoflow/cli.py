@@ -244,7 +244,7 @@ def report(
         console.print(f"document: {file}")
     # A document says what has not been run; a page of nothing would be a mistake.
     if not files or place.scored_runs() or (results is not None and list_cells(results)):
-        console.print(f"report: {run(place, title=title, results=results)}")
+        console.print(f"report: {run(place, title=title, console=console, results=results)}")
 
 
 @app.command()

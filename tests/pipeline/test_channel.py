@@ -133,7 +133,7 @@ def test_a_model_learns_and_is_scored_on_walls(workspace: Workspace) -> None:
     with np.load(folder / "curves.npz") as curves:
         assert {"wall/y_plus", "wall/U_plus/truth", "wall/U_plus/model", "wall/uv/model"} <= set(curves)
         assert curves["wall/U_plus/truth"].shape == (8,)
-    page = report(workspace, title="channel")
+    page = report(workspace, title="channel", console=Console(quiet=True))
     assert "tcf32-a3m" in page.read_text()
 
 

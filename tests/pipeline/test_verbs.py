@@ -81,7 +81,7 @@ def scores_of(folder: Path) -> dict:
 
 
 def test_whole_pipeline_leaves_every_artefact(workspace: Workspace, scored: Path) -> None:
-    page = report(workspace, title="test")
+    page = report(workspace, title="test", console=Console(quiet=True))
     assert page.name == "index.html"
     assert "kf64-a3m" in page.read_text()
     for name in (
@@ -295,7 +295,7 @@ def test_missing_inputs_name_the_verb_that_makes_them(tmp_path: Path, workspace:
     with pytest.raises(ValueError, match="ergoflow predict kf64-a3m --seed 98"):
         score(tiny(), workspace, seed=98, device=CPU, console=console())
     with pytest.raises(ValueError, match="ergoflow score"):
-        report(Workspace(tmp_path), title="x")
+        report(Workspace(tmp_path), title="x", console=Console(quiet=True))
 
 
 def test_a_data_set_of_another_shape_is_refused(workspace: Workspace) -> None:

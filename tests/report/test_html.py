@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ergoflow.report.html import render
+from ergoflow.report.html import names_drawn, render
 from ergoflow.report.runs import RunView
 
 Make = Callable[..., RunView]
@@ -158,6 +158,15 @@ def test_missing_curves_leave_their_section_out(make_run: Make, tmp_path: Path, 
     ids = outline(render([dataclasses.replace(make_run(), curves=kept)], tmp_path, title="t")).ids
     assert identifier not in ids
     assert len([name for name in ids if name.startswith("kf64-")]) > 3
+
+
+def test_every_run_and_task_is_told_when_it_is_drawn(make_run: Make, tmp_path: Path) -> None:
+    runs = [make_run("one"), make_run("bare"), make_run("two"), make_run("other", dataset="kf128")]
+    for name in [name for name in runs[1].curves if name.startswith(("tke", "snapshots", "attention"))]:
+        del runs[1].curves[name]  # type: ignore[attr-defined]
+    told: list[str] = []
+    render(runs, tmp_path, title="t", drawn=told.append)
+    assert told == names_drawn(runs) == ["kf64", "one", "bare", "two", "kf128", "other"]
 
 
 def test_a_run_without_any_curve_still_has_its_table(make_run: Make, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def _conclude(
     folder: Path, workspace: Workspace, started: float, console: Console, *, beside: Path | None = None
 ) -> bool:
     """Write the page, print summary and verdict."""
-    page = report(workspace, title="ergoflow demo")
+    page = report(workspace, title="ergoflow demo", console=console)
     console.print()
     print_summary(folder, console)
     scores = read_scores(folder)

@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 
 from ergoflow.pipeline.cells import list_cells, read_cell
+from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.workspace import Workspace
-from ergoflow.report.html import render
+from ergoflow.report.html import names_drawn, render
 from ergoflow.report.runs import RunView
 
 
-def report(workspace: Workspace, *, title: str, results: Path | None = None) -> Path:
+def report(workspace: Workspace, *, title: str, console: Console, results: Path | None = None) -> Path:
     """Write the page and return its path; cells of `results` join the runs below the root.
 
     Where a run is there and in a cell, the run is shown: it has frames to play.
@@ -28,7 +30,8 @@ def report(workspace: Workspace, *, title: str, results: Path | None = None) -> 
             f"scored runs were expected below {workspace.root / 'runs'}{where}, but there are none; "
             "run `ergoflow score RECIPE` first"
         )
-    return render(views, workspace.report, title=title)
+    with bar(console, "report", len(names_drawn(views)), "chapters and runs") as advance:
+        return render(views, workspace.report, title=title, drawn=lambda name: advance(note=name))
 
 
 def _view(folder: Path) -> RunView:

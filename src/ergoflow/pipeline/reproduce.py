@@ -99,7 +99,7 @@ def reproduce(
     if "figures" in parts:
         draw_figures(gather(results), results, console=console)
     shown = bool(list_cells(results) or workspace.scored_runs())
-    page = report(workspace, title="ergoflow report", results=results) if shown else results
+    page = report(workspace, title="ergoflow report", console=console, results=results) if shown else results
     if diverged:
         raise ValueError(
             f"every cell was expected to train, but {', '.join(diverged)} diverged; "

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -33,10 +33,13 @@ MAP_PIXELS = 900_000
 PANELS_PER_RUN = 18
 
 
-def render(runs: Sequence[RunView], folder: Path, *, title: str) -> Path:
+def render(
+    runs: Sequence[RunView], folder: Path, *, title: str, drawn: Callable[[str], object] = lambda name: None
+) -> Path:
     """Write the report of all runs into `folder` and return the path of its `index.html`.
 
-    Each file appears whole or not at all (temporary name, fsync, rename); the page comes last.
+    Each file appears whole or not at all (temporary name, fsync, rename); the page comes last. Drawing takes its time:
+    `drawn` is told the name of every experiment whose figures are done, and of every task (see `names_drawn`).
     """
     by_task = _by_task(group_runs(runs))
     tables = [build_table(groups) for groups in by_task.values()]
@@ -44,13 +47,19 @@ def render(runs: Sequence[RunView], folder: Path, *, title: str) -> Path:
     chapters = []
     budget = _Budget.of(by_task)
     for (slug, groups), table in zip(by_task.items(), tables, strict=True):
-        chapters.append(_chapter(slug, groups, table, folder, budget))
+        chapters.append(_chapter(slug, groups, table, folder, budget, drawn))
     sentences = [sentence(table, groups) for table, groups in zip(tables, by_task.values(), strict=True)]
     _write(folder / "tables.json", to_json(tables).encode())
     _write(folder / "tables.csv", to_csv(tables).encode())
     page = folder / "index.html"
     _write(page, _page(title, sentences, list(by_task), tables, chapters).encode())
     return page
+
+
+def names_drawn(runs: Sequence[RunView]) -> list[str]:
+    """The names that `render` tells, each when it is done."""
+    by_task = _by_task(group_runs(runs))
+    return [name for slug, groups in by_task.items() for name in (slug, *(group.name for group in groups))]
 
 
 @dataclass(frozen=True)
@@ -106,13 +115,20 @@ def _page(
     )
 
 
-def _chapter(slug: str, groups: Sequence[RunGroup], table: Table, folder: Path, budget: _Budget) -> str:
+def _chapter(
+    slug: str,
+    groups: Sequence[RunGroup],
+    table: Table,
+    folder: Path,
+    budget: _Budget,
+    drawn: Callable[[str], object],
+) -> str:
     """One task's part of the page; its figures are also written as PNG."""
     parts = [_heading(slug, groups, table), markup.card_list(cards(table, groups))]
     parts.append("<h3>Scores</h3>")
     parts.append(_tables(slug, table))
     parts.append(_player(slug, groups, budget))
-    parts.append(_figures(slug, groups, folder, budget))
+    parts.append(_figures(slug, groups, folder, budget, drawn))
     parts.append("<h3>Provenance</h3>")
     parts.append(markup.provenance(groups))
     return f'<section class="chapter" id="{slug}">{"".join(parts)}</section>'
@@ -146,11 +162,16 @@ def _tables(slug: str, table: Table) -> str:
     return "".join([*parts, markup.definitions(table)])
 
 
-def _figures(slug: str, groups: Sequence[RunGroup], folder: Path, budget: _Budget) -> str:
+def _figures(
+    slug: str, groups: Sequence[RunGroup], folder: Path, budget: _Budget, drawn: Callable[[str], object]
+) -> str:
     compared: list[str] = []
     maps: list[str] = []
     shown: list[str] = []
+    left = [slug, *(group.name for group in groups)]
     for item in figure_items(groups, side=budget.map_side):
+        while item.run is not None and left[0] != item.run:
+            drawn(left.pop(0))
         identifier = f"{slug}-{item.slug}"
         _write(folder / f"{identifier}.png", to_png(item.figure))
         # The panels have found their places; finding them again takes as long as drawing.
@@ -161,6 +182,8 @@ def _figures(slug: str, groups: Sequence[RunGroup], folder: Path, budget: _Budge
         hidden = item.run is not None and item.run != shown[0]
         block = markup.figure_block(item, svg, identifier=identifier, hidden=hidden)
         (compared if item.run is None else maps).append(block)
+    for name in left:
+        drawn(name)
     parts = []
     if compared:
         parts.append(f'<h3>Compare</h3><div class="figures">{"".join(compared)}</div>')
