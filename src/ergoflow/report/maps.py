@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from ergoflow.report.canvas import add_colorbar, color_map, new_figure, set_title, shrink
@@ -43,9 +44,9 @@ def draw_kinetic_energy(truth: np.ndarray, model: np.ndarray, *, side: int, axes
     # Relative to the map's own mean where the truth is nearly zero (at a wall the percentage has no meaning).
     percent = 100 * np.abs(model - truth) / np.maximum(truth, 0.05 * truth.mean())
     for panel, field, title in zip(panels[0], (truth, model), ("truth", "model"), strict=False):
-        image = _image(panel, field, "thermal", 0.0, highest, title=title)
+        image = draw_field(panel, field, "thermal", 0.0, highest, title=title)
     add_colorbar(figure, image, list(panels[0, :2]), label="TKE")
-    error = _image(panels[0, 2], percent, "amp", 0.0, 100.0, title=f"error, mean {percent_text(percent.mean())}")
+    error = draw_field(panels[0, 2], percent, "amp", 0.0, 100.0, title=f"error, mean {percent_text(percent.mean())}")
     add_colorbar(figure, error, [panels[0, 2]], label="|error| (%)", extend="max")
     return figure
 
@@ -67,9 +68,9 @@ def draw_snapshots(
     span = (high - low) / 2
     for column in range(count):
         title = f"step {int(steps[column])}\n{steps[column] * step_seconds:.3g} s"
-        image = _image(panels[0, column], truth[column], name, low, high, title=title)
-        _image(panels[1, column], model[column], name, low, high)
-        error = _image(panels[2, column], model[column] - truth[column], "balance", -span, span)
+        image = draw_field(panels[0, column], truth[column], name, low, high, title=title)
+        draw_field(panels[1, column], model[column], name, low, high)
+        error = draw_field(panels[2, column], model[column] - truth[column], "balance", -span, span)
     for row, text in enumerate(("truth", "prediction", "prediction − truth")):
         panels[row, 0].set_ylabel(text)
     add_colorbar(figure, image, list(panels[:2].ravel()), extend="both")
@@ -88,7 +89,7 @@ def draw_attention(kernels: Mapping[str, np.ndarray], *, side: int) -> Figure:
                 panel.set_axis_off()
                 continue
             limit = float(np.abs(kernel[head]).max()) or 1.0
-            _image(
+            draw_field(
                 panel,
                 shrink(kernel[head], side),
                 "balance",
@@ -100,15 +101,22 @@ def draw_attention(kernels: Mapping[str, np.ndarray], *, side: int) -> Figure:
     return figure
 
 
-def _image(axes: Axes, field: np.ndarray, name: str, low: float, high: float, *, title: str = "") -> Any:
-    """One field without ticks; values that are not finite are grey."""
+def draw_field(
+    axes: Axes, field: np.ndarray, name: str, low: float, high: float, *, title: str = "", logarithmic: bool = False
+) -> Any:
+    """One field in a colour map; values that are not finite are grey."""
     colors = color_map(name).with_extremes(bad="#8c8c8c")
-    masked = np.ma.masked_invalid(field)
-    image = axes.imshow(masked, origin="lower", cmap=colors, vmin=low, vmax=high, interpolation="none")
-    axes.set(xticks=[], yticks=[])
-    set_title(axes, title)
-    axes.spines[:].set_visible(False)
+    norm = (LogNorm if logarithmic else Normalize)(low, high)
+    image = axes.imshow(np.ma.masked_invalid(field), origin="lower", cmap=colors, norm=norm, interpolation="none")
+    leave_blank(axes, title)
     return image
+
+
+def leave_blank(axes: Axes, title: str = "") -> None:
+    """A panel without ticks and frame."""
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    set_title(axes, title)
 
 
 def percent_text(percent: float) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from ergoflow.report.canvas import INK, add_colorbar, add_grid, color_map, new_figure, set_title, shorten, shrink
-from ergoflow.report.maps import SCALE_QUANTILE, percent_text, upright
+from ergoflow.report.canvas import INK, add_colorbar, add_grid, new_figure, set_title, shorten, shrink
+from ergoflow.report.maps import SCALE_QUANTILE, draw_field, leave_blank, percent_text, upright
 
 #: Panels of a map stand in rows of at most this many.
 PANELS_PER_ROW = 5
@@ -32,14 +30,14 @@ def draw_energy_errors(
     figure, panels = new_figure(1.9 * columns + 0.8, 2.0 * rows + 0.2, rows=rows, columns=columns)
     flat = panels.ravel()
     field = shrink(upright(truth, axes), side)
-    energy = _image(flat[0], field, "thermal", 0.0, float(field.max()) or 1.0, title="truth")
+    energy = draw_field(flat[0], field, "thermal", 0.0, float(field.max()) or 1.0, title="truth")
     for panel, (name, model) in zip(flat[1:], models.items(), strict=False):
         if model is None:
-            _blank(panel, f"{shorten(name)}: failed")
+            leave_blank(panel, f"{shorten(name)}: failed")
             continue
         percent = 100 * np.abs(shrink(upright(model, axes), side) - field)
         percent /= np.maximum(field, PERCENT_FLOOR * field.mean())
-        last = _image(
+        last = draw_field(
             panel, percent, "amp", 0.0, PERCENT_LIMIT, title=f"{shorten(name)}, {percent_text(percent.mean())}"
         )
     for panel in flat[count:]:
@@ -62,13 +60,15 @@ def draw_forecast_errors(
     limit = float(np.quantile(np.abs(truth), SCALE_QUANTILE)) or 1.0
     fields = shrink(upright(truth, axes), side)
     for row, step in enumerate(steps):
-        image = _image(panels[row, 0], fields[row], "balance", -limit, limit, title="" if row else "truth")
+        image = draw_field(panels[row, 0], fields[row], "balance", -limit, limit, title="" if row else "truth")
         panels[row, 0].set_ylabel(f"step {int(step)}")
     for column, (name, model) in enumerate(models.items(), start=1):
         errors = np.abs(shrink(upright(model, axes), side) - fields)
         for row in range(rows):
             field, title = np.maximum(errors[row], limit / ERROR_SPAN), "" if row else shorten(name)
-            error = _image(panels[row, column], field, "amp", limit / ERROR_SPAN, limit, title=title, logarithmic=True)
+            error = draw_field(
+                panels[row, column], field, "amp", limit / ERROR_SPAN, limit, title=title, logarithmic=True
+            )
     add_colorbar(figure, image, list(panels.ravel()), label="truth", extend="both")
     if models:
         add_colorbar(figure, error, list(panels.ravel()), label="|error|", extend="both")
@@ -85,10 +85,10 @@ def draw_bandwidths(kernels: Mapping[str, Mapping[str, np.ndarray]], *, side: in
         for row, block in enumerate(blocks):
             panel, title = panels[row, column], name if row == 0 else ""
             if block not in maps:
-                _blank(panel, title)
+                leave_blank(panel, title)
                 continue
             limit = float(np.abs(maps[block]).max()) or 1.0
-            _image(panel, shrink(maps[block], side), "balance", -limit, limit, title=title)
+            draw_field(panel, shrink(maps[block], side), "balance", -limit, limit, title=title)
     for row, block in enumerate(blocks):
         panels[row, 0].set_ylabel(block)
     return figure
@@ -113,20 +113,3 @@ def draw_lorenz(orbits: Mapping[str, np.ndarray], estimates: Mapping[str, np.nda
     set_title(last, "largest exponent")
     add_grid(last)
     return figure
-
-
-def _image(
-    panel: Axes, field: np.ndarray, name: str, low: float, high: float, *, title: str = "", logarithmic: bool = False
-) -> object:
-    """One field without ticks; values that are not finite are grey."""
-    colors = color_map(name).with_extremes(bad="#8c8c8c")
-    norm = (LogNorm if logarithmic else Normalize)(low, high)
-    image = panel.imshow(np.ma.masked_invalid(field), origin="lower", cmap=colors, norm=norm, interpolation="none")
-    _blank(panel, title)
-    return image
-
-
-def _blank(panel: Axes, title: str) -> None:
-    panel.set(xticks=[], yticks=[])
-    panel.spines[:].set_visible(False)
-    set_title(panel, title)
