@@ -124,8 +124,8 @@ def test_the_sentence_counts_verdicts_and_survivors(make_run: Make) -> None:
     text = sentence(build_table(groups), groups)
     # Of τ = 1/5/25, ME-APE, ME-LRw, Δλ, KL: one failed, ME-LRw = .05 and Δλ = .02 and KL = .06.
     assert text == (
-        "On kf64, m cannot be told from the truth in 1 of 7 headline metrics, beats every trivial forecast "
-        "in 5 more and fails in 1; 3 of 4 roll-outs survive 1,000 steps."
+        "On kf64 in steps of 0.1 s, m cannot be told from the truth in 1 of 7 headline metrics, beats every trivial "
+        "forecast in 5 more and fails in 1; 3 of 4 roll-outs survive 1,000 steps."
     )
 
 

@@ -47,9 +47,8 @@ def sentence(table: Table, groups: Sequence[RunGroup]) -> str:
     verdicts = _verdicts(table, row)
     at_floor, better, worse, failed = (verdicts.count(v) for v in ("at floor", "better", "worse", "failed"))
     models = sum(other.kind == "model" for other in table.rows)
-    opening = (
-        f"On {table.dataset}, {row.label}" if models == 1 else f"Of {models} models on {table.dataset}, {row.label}"
-    )
+    task = f"on {table.dataset} in steps of {table.step_seconds:.3g} s, {row.label}"
+    opening = f"O{task[1:]}" if models == 1 else f"Of {models} models {task}"
     parts = []
     if at_floor:
         parts.append(f"cannot be told from the truth in {at_floor} of {len(verdicts)} headline metrics")
