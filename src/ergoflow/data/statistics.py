@@ -40,10 +40,11 @@ class Moments:
 
     @classmethod
     def of(cls, values: np.ndarray) -> Moments:
-        """The moments of a block (T, C, *grid) of float64 numbers."""
+        """The moments of a block (T, C, *grid) of float64 numbers, which it overwrites."""
         axes = (0, *range(2, values.ndim))
-        count = values.size // values.shape[1]
-        return cls(count, values.mean(axis=axes), values.var(axis=axes) * count)
+        mean = values.mean(axis=axes, keepdims=True)
+        values -= mean
+        return cls(values.size // values.shape[1], mean.ravel(), np.square(values, out=values).sum(axis=axes))
 
     def __add__(self, other: Moments) -> Moments:
         """The moments of both."""
@@ -142,13 +143,14 @@ def _by_lag(block: np.ndarray, new: int, lags: set[int]) -> Iterator[tuple[int, 
     for lag in lags:
         pairs = min(new, len(block) - lag)
         if pairs > 0:
-            yield lag, block[lag : lag + pairs] - block[:pairs] if lag else block[:new]
+            later, earlier = block[lag : lag + pairs], block[:pairs] if lag else 0.0
+            yield lag, np.subtract(later, earlier, dtype=np.float64)
 
 
 def _blocks(
     store: TrajectoryStore, split: str, trajectory: int, lag: int, reading: Lock
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield (float64 block (T, C, *grid), new): `new` unseen frames, then up to `lag` that come again."""
+    """Yield (block (T, C, *grid) as it is stored, new): `new` unseen frames, then up to `lag` that come again."""
     frames = store.num_frames(split)
     per_frame = 8 * len(store.info.fields) * int(np.prod(store.info.grid))
     length = max(1, BLOCK_BYTES // per_frame)
@@ -156,8 +158,8 @@ def _blocks(
         new = min(length, frames - start)
         stop = min(start + new + lag, frames)
         with reading:
-            stored = store.read_stored(split, trajectory, start, stop)
-        yield stored.astype(np.float64), new
+            block = store.read_stored(split, trajectory, start, stop)
+        yield block, new
 
 
 def _by_field(store: TrajectoryStore, values: np.ndarray) -> dict[str, Any]:
