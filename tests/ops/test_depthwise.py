@@ -153,13 +153,13 @@ def test_interpreted_kernels_are_the_reference_with_their_own_tiles(interpret) -
 @needs_triton
 @pytest.mark.parametrize(("sums", "factors"), [(4, 7), (7, 4), (2, 1), (1, 3)])
 def test_assembly_adds_the_products_of_a_window(sums: int, factors: int) -> None:
-    from ergoflow.ops import depthwise_triton as twin
+    from ergoflow.ops.window_triton import assembly_of, operands_of
 
     generator = torch.Generator().manual_seed(0)
     draw = {"values": sums + factors - 1, "factors": factors, "sums": sums}
     values, weights, old = (torch.randn(size, generator=generator).tolist() for size in draw.values())
     operands: list = [None] * sums + values + weights + old
-    for line in twin._assembly(sums, factors).strip(";").split(";"):
+    for line in assembly_of(sums, factors).strip(";").split(";"):
         out, *terms = (int(number) for number in re.findall(r"\$(\d+)", line.replace("fma.rn.f32 ", "")))
         operands[out] = operands[terms[0]] * operands[terms[1]] + operands[terms[2]]
     windows = [values[m : m + factors] for m in range(sums)]
@@ -168,7 +168,7 @@ def test_assembly_adds_the_products_of_a_window(sums: int, factors: int) -> None
     ]
     assert operands[:sums] == pytest.approx(expected, rel=1e-12)
     assert operands[sums:] == values + weights + old
-    assert twin._operands(sums, factors).split(",") == ["=&f"] * sums + ["f"] * (len(operands) - sums)
+    assert operands_of(sums, factors).split(",") == ["=&f"] * sums + ["f"] * (len(operands) - sums)
 
 
 @needs_triton

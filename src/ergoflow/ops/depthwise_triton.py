@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ergoflow.ops.choice import interpreted
+from ergoflow.ops.window_triton import add_products
 
 
 class Settings(NamedTuple):
@@ -43,9 +43,6 @@ TAPS_GRADIENT_SETTINGS = Settings(rows=8, columns=4, warps=4)
 TAPS_PROGRAMS = 396
 # Channels of a warp.
 CHANNELS = 32
-
-# Whether a row of products is one piece of NVIDIA's assembly (`_add_products`).
-ASSEMBLY = tl.constexpr(torch.version.hip is None and not interpreted())
 
 # Sizes of the field: kernels for multiples of 16 would have the same machine code, compiled again.
 SIDES = ("rows", "columns", "height", "width", "batch")
@@ -238,7 +235,7 @@ def _conv_kernel(
         for r in tl.static_range(ROWS):
             row = sums[r * COLUMNS : (r + 1) * COLUMNS]
             if r <= s and s < r + TAPS:
-                row = _add_products(row, values, weights[(s - r) * TAPS : (s - r + 1) * TAPS], COLUMNS, TAPS)
+                row = add_products(row, values, weights[(s - r) * TAPS : (s - r + 1) * TAPS], COLUMNS, TAPS)
             added += row
         sums = added
         if s >= TAPS - 1:
@@ -298,57 +295,13 @@ def _taps_gradient_kernel(
             for t in tl.static_range(TAPS):
                 row = sums[t * TAPS : (t + 1) * TAPS]
                 if t <= s and s < t + ROWS:
-                    row = _add_products(row, values, results[(s - t) * COLUMNS : (s - t + 1) * COLUMNS], TAPS, COLUMNS)
+                    row = add_products(row, values, results[(s - t) * COLUMNS : (s - t + 1) * COLUMNS], TAPS, COLUMNS)
                 added += row
             sums = added
     target = parts + tl.program_id(1) * TAPS * TAPS * DIM
     d = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     for t in tl.static_range(TAPS * TAPS):
         tl.store(target + t * DIM + d, tl.sum(sums[t], axis=0), mask=d < DIM)
-
-
-@triton.jit
-def _add_products(
-    sums: tl.tuple, values: tl.tuple, factors: tl.tuple, SUMS: tl.constexpr, FACTORS: tl.constexpr
-) -> tl.tuple:
-    """Return sums[m] + Σ_t values[m + t] · factors[t].
-
-    One piece of assembly, for the compiler's sake: its coalescing pass follows every load and store through the whole
-    program, a time that grows with the square of the program's length. With 28 multiplications in one it takes 2 s in
-    place of 13, and what comes out is, for the convolution, the same machine code to the bit.
-    """
-    if ASSEMBLY:
-        assembly: tl.constexpr = _assembly(SUMS, FACTORS)
-        operands: tl.constexpr = _operands(SUMS, FACTORS)
-        return tl.inline_asm_elementwise(
-            assembly, operands, values + factors + sums, dtype=(tl.float32,) * SUMS, is_pure=True, pack=1
-        )
-    else:  # noqa: RET505  (Triton needs the branch that is not taken to stay out of the function's type)
-        added: tl.tuple = ()
-        for m in tl.static_range(SUMS):
-            total = sums[m]
-            for t in tl.static_range(FACTORS):
-                total = tl.fma(values[m + t], factors[t], total)
-            added += (total,)
-        return added
-
-
-@triton.constexpr_function
-def _assembly(sums: int, factors: int) -> str:
-    """Return the multiplications of `_add_products`: operands are the new sums, the values, the factors, the sums."""
-    value, factor = sums, sums + sums + factors - 1
-    total = factor + factors
-    return " ".join(
-        f"fma.rn.f32 ${m}, ${value + m + t}, ${factor + t}, ${m if t else total + m};"
-        for m in range(sums)
-        for t in range(factors)
-    )
-
-
-@triton.constexpr_function
-def _operands(sums: int, factors: int) -> str:
-    """Return what the operands of `_assembly` are: results that are written before the last one is read, and inputs."""
-    return ",".join(["=&f"] * sums + ["f"] * (sums + factors - 1 + factors + sums))
 
 
 @triton.jit
