@@ -2,8 +2,9 @@
 
 Both follow scipy's `gaussian_kde` with Scott's rule: bandwidth matrix n^(-2/(D+4)) Cov, Cov unbiased. Weights
 are *frequencies*: weight 2 is the same as listing the sample twice, so a bootstrap over trajectories is a
-re-weighting. In one dimension and beyond `exact_pairs` kernel evaluations the samples are first gathered on
-a grid of a sixteenth of the bandwidth; the sum stays a sum of kernels, so far tails keep their logarithm.
+re-weighting. In one dimension and beyond `exact_pairs` kernel evaluations the density is looked up in a table
+at steps of a sixteenth of the bandwidth; far from all samples it is summed as before, so far tails keep their
+logarithm.
 """
 
 from __future__ import annotations
@@ -12,16 +13,23 @@ import math
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ergoflow.metrics.arrays import Array, to_float64
 
 # Kernel evaluations up to which the double sum is done as written (2000 samples a side).
 EXACT_PAIRS = 4_000_000
 BINS_PER_BANDWIDTH = 16
+# Bandwidths after which a kernel is zero in float64.
+REACH = 38
 # A spread this much smaller than the other side's is a collapse onto a point, not a density.
 COLLAPSE = 1e-6
-# Rows of the kernel matrix held at once.
-ROWS = 512
+# Numbers of the kernel matrix held at once: what a core's cache can keep, and too few to be worth several threads.
+PAIRS = 2**15
+# Below this sum a kernel that counts may have been rounded to a number without all its digits.
+FAR = 1e-280
+# Where it is, the logarithm is a parabola, of which so many points are enough.
+FAR_PLACES = 500
 
 
 def kl_divergence(p: Array, q: Array) -> float:
@@ -61,12 +69,8 @@ def weighted_kl(
         raise ValueError("p must vary, got a constant sample; pass truth with more than one state")
     if width_q <= COLLAPSE * width_p:
         return math.inf
-    if len(p) * max(len(p), len(q)) > exact_pairs:
-        p, p_weights, width_p = _compress(p, p_weights, width_p)
-        q, q_weights, width_q = _compress(q, q_weights, width_q)
-    log_p = _log_density(p[None] / width_p, p[None] / width_p, p_weights) - math.log(width_p)
-    log_q = _log_density(p[None] / width_q, q[None] / width_q, q_weights) - math.log(width_q)
-    return float(p_weights @ (log_p - log_q) / p_weights.sum())
+    mean_log = _mean_log_density if len(p) * max(len(p), len(q)) <= exact_pairs else _tabulated_mean_log_density
+    return mean_log(p, p_weights, p, p_weights, width_p) - mean_log(p, p_weights, q, q_weights, width_q)
 
 
 def weighted_joint_kl(p: np.ndarray, p_weights: np.ndarray, q: np.ndarray, q_weights: np.ndarray) -> float:
@@ -115,30 +119,75 @@ def _bandwidth_factor(samples: np.ndarray, weights: np.ndarray) -> np.ndarray | 
 
 
 def _log_density(points: np.ndarray, samples: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return log of the unit-bandwidth kernel density at points (D, m), from samples (D, n)."""
-    dims = len(points)
-    x, s = torch.from_numpy(points.T.copy()), torch.from_numpy(samples.T.copy())
-    log_weights = torch.from_numpy(np.log(weights))
-    rows = []
-    for block in x.split(ROWS):
-        square = sum((block[:, d, None] - s[None, :, d]).square() for d in range(dims))
-        rows.append(torch.logsumexp(log_weights - 0.5 * square, dim=1))
-    constant = math.log(weights.sum()) + 0.5 * dims * math.log(2 * math.pi)
-    return np.asarray(torch.cat(rows).numpy() - constant)
+    """Return log of the unit-bandwidth kernel density at points (D, m), from samples (D, n).
 
-
-def _compress(x: np.ndarray, weights: np.ndarray, width: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return samples gathered on a grid of bandwidth/16, their weights, and the bandwidth to use with them.
-
-    Each sample is shared linearly by its two neighbours. That adds on average 1/6 of the squared spacing to
-    the variance, which is taken back from the bandwidth.
+    Kernels are added as they are, which is faster than adding them by their logarithms, and as exact wherever the sum
+    can be told from zero; far from all samples it cannot.
     """
-    spacing = width / BINS_PER_BANDWIDTH
-    position = (x - x.min()) / spacing
+    dims = len(points)
+    x, s, w = (torch.from_numpy(np.ascontiguousarray(values)) for values in (points.T, samples, weights))
+
+    def exponents(block: Tensor) -> Tensor:
+        square = sum((block[:, d, None] - s[d]).square_() for d in range(dims))
+        return torch.as_tensor(square).mul_(-0.5)
+
+    rows = max(1, PAIRS // len(w))
+    total = torch.cat([exponents(block).exp_() @ w for block in x.split(rows)])
+    logs, far = total.log(), total < FAR
+    if far.any():
+        log_weights = w.log()
+        logs[far] = torch.cat([torch.logsumexp(exponents(block).add_(log_weights), 1) for block in x[far].split(rows)])
+    return np.asarray(logs.numpy() - math.log(weights.sum()) - 0.5 * dims * math.log(2 * math.pi))
+
+
+def _mean_log_density(
+    points: np.ndarray, point_weights: np.ndarray, samples: np.ndarray, weights: np.ndarray, width: float
+) -> float:
+    """Return the mean over points (m,) of the log of the kernel density of samples (n,)."""
+    logs = _log_density(points[None] / width, samples[None] / width, weights) - math.log(width)
+    return float(point_weights @ logs / point_weights.sum())
+
+
+def _tabulated_mean_log_density(
+    points: np.ndarray, point_weights: np.ndarray, samples: np.ndarray, weights: np.ndarray, width: float
+) -> float:
+    """Return the same, the density being made once on a grid of bandwidth/16 and looked up linearly.
+
+    Samples are shared linearly by their two neighbours, and the table is their convolution with the kernel. That
+    sharing adds on average 1/6 of the squared spacing to the variance, which is taken back from the kernel.
+    """
+    spacing, first = width / BINS_PER_BANDWIDTH, samples.min()
+    counts = _shared((samples - first) / spacing, weights)
+    reach, kernel_width = REACH * BINS_PER_BANDWIDTH, math.sqrt(BINS_PER_BANDWIDTH**2 - 1 / 6)
+    table = np.convolve(counts, np.exp(-0.5 * (np.arange(-reach, reach + 1) / kernel_width) ** 2))
+    position = (points - first) / spacing + reach
+    left = np.clip(position.astype(np.int64), 0, len(table) - 2)
+    share = position - left
+    near = (np.minimum(table[left], table[left + 1]) > FAR) & (np.abs(share - 0.5) <= 0.5)
+    log_table = np.log(np.maximum(table, FAR)) - math.log(counts.sum()) - 0.5 * math.log(2 * math.pi)
+    logs = np.where(near, (1 - share) * log_table[left] + share * log_table[left + 1], 0.0)
+    total = point_weights @ logs
+    if not near.all():
+        occupied = np.flatnonzero(counts)
+        places, place_weights = _thinned(position[~near] - reach, point_weights[~near])
+        far_logs = _log_density(places[None] / kernel_width, occupied[None] / kernel_width, counts[occupied])
+        total += place_weights @ far_logs
+    return float(total / point_weights.sum()) - math.log(kernel_width * spacing)
+
+
+def _thinned(points: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return many points as FAR_PLACES at most, each shared linearly by its two neighbours, and their weights."""
+    if len(points) <= FAR_PLACES:
+        return points, weights
+    step = max(float(np.ptp(points)) / (FAR_PLACES - 2), 1.0)
+    shared = _shared((points - points.min()) / step, weights)
+    return points.min() + step * np.arange(len(shared)), shared
+
+
+def _shared(position: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the weights of samples shared linearly by the two whole numbers beside each position >= 0."""
     left = position.astype(np.int64)
     share = position - left
     # n samples of deviation sigma span at most sigma sqrt(2 n), so the number of bins is bounded by n^0.7.
     counts = np.bincount(left, weights * (1 - share), left.max() + 2)
-    counts += np.bincount(left + 1, weights * share, left.max() + 2)
-    occupied = np.flatnonzero(counts)
-    return x.min() + spacing * occupied, counts[occupied], math.sqrt(width**2 - spacing**2 / 6)
+    return np.asarray(counts + np.bincount(left + 1, weights * share, left.max() + 2))
