@@ -36,18 +36,18 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def small_model(grid, *, channels=2, periodic=None, seed=0, **changes):
+def small_model(grid, *, periodic=None, **changes):
     periodic = periodic or (True,) * len(grid)
     config = replace(SMALL, **changes)
-    return Performer(config, channels, channels, grid, periodic=periodic, generator=seeded(seed))
+    return Performer(config, 2, 2, grid, periodic=periodic, generator=seeded(0))
 
 
 def full_model(channels):
     return Performer(PerformerConfig(), channels, channels, (256, 256), periodic=(True, True))
 
 
-def state(grid, *, batch=2, channels=2, seed=1, dtype=torch.float32):
-    return torch.randn(batch, channels, *grid, generator=seeded(seed), dtype=dtype)
+def state(grid, *, dtype=torch.float32):
+    return torch.randn(2, 2, *grid, generator=seeded(1), dtype=dtype)
 
 
 def queries_keys_values(points, dim, *, seed=2, scale=1.0):
@@ -179,19 +179,6 @@ def test_full_model_maps_the_grids_of_the_data_sets():
             assert model(torch.empty(1, 3, size, size)).shape == (1, 3, size, size)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-def test_one_model_runs_on_grids_of_any_size(grid):
-    model = small_model(grid)
-    for size in (grid, tuple(n + 3 for n in grid)):
-        assert model(state(size)).shape == (2, 2, *size)
-
-
-@pytest.mark.parametrize("shape", [(2, 2, 9), (2, 2, 9, 9, 9), (2, 3, 9, 9)])
-def test_states_of_another_shape_are_refused(shape):
-    with pytest.raises(ValueError, match=r"must be \(B, 2, \*grid\) with 2 grid axes, got .*; build the model"):
-        small_model((9, 9))(torch.zeros(shape))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -256,58 +243,12 @@ def test_block_is_the_written_chain():
     torch.testing.assert_close(block(x), y - 0.4 * F.linear(hidden, block.narrow.weight, block.narrow.bias))
 
 
-def test_samples_of_a_batch_do_not_see_each_other():
-    model = small_model((9, 11)).double()
-    z = state((9, 11), batch=3, dtype=torch.float64)
-    torch.testing.assert_close(model(z)[1:2], model(z[1:2]))
-
-
-# Training, reproducibility, precision
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-def test_every_parameter_receives_a_gradient(grid):
-    model = small_model(grid)
-    (model(state(grid)) - state(grid, seed=2)).square().mean().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        # Every row of a matrix moves, not only some heads or channels.
-        rows = parameter.grad.flatten(1) if parameter.ndim > 1 else parameter.grad.reshape(1, -1)
-        assert rows.abs().amax(1).min() > 0, name
-
-
-def test_equal_seeds_give_equal_models_and_leave_the_global_generator_alone():
-    before = torch.random.get_rng_state()
-    first, second, other = (small_model((8, 8), seed=seed).state_dict() for seed in (3, 3, 4))
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    constant = {name for name in first if torch.equal(first[name], other[name])}
-    assert all("norm." in name or "gate" in name for name in constant)
+# Draws and precision
 
 
 def test_blocks_have_features_of_their_own():
     first, second = (block.attention.projection for block in small_model((8, 8)).blocks)
     assert not torch.equal(first, second)
-
-
-def test_saved_weights_restore_the_function():
-    model, fresh = (small_model((9, 11), seed=seed) for seed in (0, 1))
-    z = state((9, 11))
-    assert not torch.allclose(model(z), fresh(z))
-    fresh.load_state_dict(model.state_dict())
-    torch.testing.assert_close(fresh(z), model(z), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-def test_bfloat16_autocast_stays_close_to_float32(grid):
-    model = small_model(grid, sigma=8.0)
-    z = state(grid)
-    with torch.no_grad():
-        expected = model(z)
-        with torch.autocast("cpu", torch.bfloat16):
-            result = model(z)
-    assert relative(result.float(), expected) < 0.02
 
 
 def test_softmaxes_stay_in_float32_under_autocast():
@@ -318,20 +259,3 @@ def test_softmaxes_stay_in_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         result = linear_attention(12 * q, 12 * k, v, projection)
     assert relative(result.float(), expected) < 0.01
-
-
-def test_bfloat16_autocast_gives_finite_float32_gradients():
-    model = small_model((9, 11))
-    with torch.autocast("cpu", torch.bfloat16):
-        output = model(state((9, 11)))
-    output.float().square().mean().backward()
-    for parameter in model.parameters():
-        assert parameter.grad.dtype == torch.float32
-        assert parameter.grad.isfinite().all()
-
-
-def test_model_compiles_into_one_graph():
-    model = small_model((9, 11))
-    z = state((9, 11))
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(z), model(z))
