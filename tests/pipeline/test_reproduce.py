@@ -128,6 +128,16 @@ def test_a_cell_of_other_settings_is_refused_with_the_setting(space: Workspace) 
     assert not is_done(cell_path(space.root / "results", "kf64-a3m", 1), tiny())
 
 
+def test_a_cell_older_than_a_setting_had_its_default(space: Workspace, tmp_path: Path) -> None:
+    data = json.loads(cell_path(space.root / "results", "kf64-a3m", 0).read_text())
+    assert data["recipe"]["task"].pop("relaxation") == 0
+    path = tmp_path / "seed0.json"
+    path.write_text(json.dumps(data))
+    assert is_done(path, tiny())
+    with pytest.raises(ValueError, match=r"relaxation': 0\.0.*relaxation': 0\.1"):
+        is_done(path, tiny("task.predict=increment", "task.relaxation=0.1"))
+
+
 def test_no_cell_is_begun_that_would_end_after_the_time_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute of training and, as the first cell shows, 35 s besides: two cells end within 200 s, a third does not."""
     clock, made = [1000.0], []

@@ -56,6 +56,21 @@ def test_unit_output_of_an_increment_model_moves_the_physical_state_by_the_incre
     torch.testing.assert_close(step(state) - state, NORMALIZER.std_delta.reshape(2, 1, 1).expand(3, 2, 5, 4))
 
 
+def test_a_bounded_model_that_relaxes_ends_in_a_ball_and_leaves_for_ever_if_it_does_not() -> None:
+    """z' = (1 - r) z + s pushes towards s / r, from inside and from outside; without r each step adds s."""
+    state, scale = 100 * field(3, 2, 5, 4).double(), torch.tensor([0.2, 0.4])
+    pushed, relaxed = state, state
+    free = NormalizedStep(Constant(1.0, -1.0), "increment", scale)
+    bound = NormalizedStep(Constant(1.0, -1.0), "increment", scale, relaxation=0.05)
+    torch.testing.assert_close(bound(state), free(state) - 0.05 * state)
+    for _ in range(500):
+        pushed, relaxed = free(pushed), bound(relaxed)
+    torch.testing.assert_close(
+        pushed - state, torch.tensor([100.0, -200.0]).double().reshape(2, 1, 1).expand(3, 2, 5, 4)
+    )
+    torch.testing.assert_close(relaxed, torch.tensor([4.0, -8.0]).double().reshape(2, 1, 1).expand(3, 2, 5, 4))
+
+
 def test_zero_output_of_a_state_model_is_the_climatological_mean() -> None:
     step = PhysicalStep(NormalizedStep(Constant(0.0, 0.0), "state"), NORMALIZER)
     result = step(field(3, 2, 5, 4))

@@ -45,17 +45,25 @@ KINDS: dict[str, type] = {
 class TaskConfig:
     """What one model step means: it advances `stride` stored frames and predicts the state or its increment.
 
+    A model of increments starts from the state less the part `relaxation` of it, in units of the normalised state: with
+    any such part, roll-outs of a model with a bounded output stay bounded (`training.stepper.NormalizedStep`).
     With `guard` the trained step is made dissipative far from the data (`training.dissipation.DissipativeStep`, with
     the shell and scale of the objective), as MNO's authors do.
     """
 
     stride: int = 1
     predict: Literal["state", "increment"] = "state"
+    relaxation: float = 0.0
     guard: bool = False
 
     def __post_init__(self) -> None:
-        """Check the stride."""
+        """Check the stride and the relaxation."""
         require(self.stride >= 1, f"task.stride must be at least 1 frame, got {self.stride}; raise it")
+        require(
+            self.relaxation == 0 or (0 < self.relaxation < 1 and self.predict == "increment"),
+            f"task.relaxation must be in [0, 1), and 0 for a model of states, got {self.relaxation} for "
+            f"{self.predict}s; set task.predict=increment or task.relaxation=0",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

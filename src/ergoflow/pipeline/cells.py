@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ergoflow.config import Recipe, to_dict
+from ergoflow.config import Recipe, from_dict, to_dict
 from ergoflow.data.files import write_npz_atomic
 from ergoflow.pipeline.runs import write_json
 from ergoflow.report.runs import RunView
@@ -78,14 +78,17 @@ def read_cell(path: Path) -> RunView:
 
 
 def is_done(path: Path, recipe: Recipe) -> bool:
-    """Whether a cell holds this very recipe; one made with other settings is refused."""
+    """Whether a cell holds this very recipe; one made with other settings is refused.
+
+    A setting that is younger than the cell had its default when that was made.
+    """
     if not path.exists():
         return False
-    stored, asked = _read(path)["recipe"], json.loads(json.dumps(to_dict(recipe)))
+    stored, asked = to_dict(from_dict(Recipe, _read(path)["recipe"])), to_dict(recipe)
     for part, settings in asked.items():
-        if stored.get(part) == settings:
+        if stored[part] == settings:
             continue
-        changed = [key for key in settings if stored[part].get(key) != settings[key]] if part in stored else []
+        changed = [key for key in settings if stored[part].get(key) != settings[key]]
         known = {key: stored[part].get(key) for key in changed}
         raise ValueError(
             f"{path} was made with {part} {known}, but { {key: settings[key] for key in changed} } was asked for; "

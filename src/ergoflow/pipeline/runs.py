@@ -110,7 +110,7 @@ def build_step(recipe: Recipe, facts: RunFacts, *, seed: int) -> NormalizedStep:
     model = build_model(
         recipe.model, channels, channels, facts.grid, periodic=facts.periodic, pace=pace, generator=generator
     )
-    return NormalizedStep(model, predict=recipe.task.predict, scale=scale)
+    return NormalizedStep(model, predict=recipe.task.predict, scale=scale, relaxation=recipe.task.relaxation)
 
 
 def write_run(folder: Path, recipe: Recipe, facts: RunFacts) -> None:

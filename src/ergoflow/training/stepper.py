@@ -23,16 +23,26 @@ class NormalizedStep(nn.Module):
     """The next normalised state z' of a normalised state z (B, C, *grid).
 
     predict="state":      z' = model(z)
-    predict="increment":  z' = z + s * model(z),  s = std_delta / std per channel,
+    predict="increment":  z' = (1 - r) z + s * model(z),  s = std_delta / std per channel,
 
-    so that a model of increments sees targets of unit variance, and a model whose output is zero is
+    so that a model of increments sees targets of unit variance, and, for r = 0, a model whose output is zero is
     persistence. `scale` is s, shape (C,); a step that predicts states needs none. z' has the dtype of z also
     under autocast.
+
+    With `relaxation` r > 0 a model whose output is bounded, |model(z)| <= B, as that of a linear head on normalised
+    features is, cannot leave for ever: |z'| <= (1 - r) |z| + s B, so every roll-out ends in the ball of radius s B / r.
     """
 
     scale: Tensor | None
 
-    def __init__(self, model: nn.Module, predict: Prediction = "state", scale: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        predict: Prediction = "state",
+        scale: Tensor | None = None,
+        *,
+        relaxation: float = 0.0,
+    ) -> None:
         super().__init__()
         if predict not in ("state", "increment"):
             raise ValueError(f'predict must be "state" or "increment", got {predict!r}; correct the recipe')
@@ -42,7 +52,7 @@ class NormalizedStep(nn.Module):
                 f"increments need a scale of shape (C,), got {found}; pass std_delta / std of the normaliser"
             )
         self.model = model
-        self.predict = predict
+        self.predict, self.relaxation = predict, relaxation
         self.register_buffer("scale", None if scale is None else scale.detach().clone())
 
     def forward(self, state: Tensor) -> Tensor:
@@ -51,7 +61,8 @@ class NormalizedStep(nn.Module):
         if self.predict == "state":
             return output
         assert self.scale is not None
-        return state + _per_channel(self.scale, output) * output
+        kept = state if self.relaxation == 0 else (1 - self.relaxation) * state
+        return kept + _per_channel(self.scale, output) * output
 
 
 class PhysicalStep(nn.Module):
