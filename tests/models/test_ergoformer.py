@@ -22,6 +22,7 @@ from ergoflow.models.operator import LatentOperator
 from ergoflow.models.transport import Transport
 from ergoflow.models.velocity import VELOCITY_GAIN, scaled_velocity
 from ergoflow.numerics.fourier import TWO_PI, velocity_from_vorticity
+from ergoflow.training.losses import ensemble_loss
 from ergoflow.training.objectives import ObjectiveConfig, make_objective
 from ergoflow.training.stepper import NormalizedStep
 
@@ -377,6 +378,7 @@ def test_codes_finer_than_the_level_are_refused() -> None:
         ({"kernel": "orthogonal"}, "kernel must be one of .*, got 'orthogonal'; choose"),
         ({"codes": "rotary"}, "codes must be one of .*, got 'rotary'; choose"),
         ({"operator": "none"}, "operator must be one of .*, got 'none'; choose"),
+        ({"noise": -1}, "noise must be 0 channels or more, got -1; 0 is"),
         ({"attention_levels": (3,)}, r"distinct numbers in 0 .. 2, got \(3,\); choose"),
         ({"attention_levels": (1, 1)}, r"distinct numbers in 0 .. 2, got \(1, 1\); choose"),
         ({"heads": 5}, "heads must divide the width 12 of level 1, got 5; choose"),
@@ -390,6 +392,23 @@ def test_impossible_configurations_are_refused_in_one_line(changes: dict, messag
 
 
 # Learning
+
+
+@pytest.mark.parametrize(("noise", "low", "high"), [(2, 0.5, 1.1), (0, 0.0, 0.2)])
+def test_model_with_noise_learns_to_draw_what_cannot_be_known(noise: int, low: float, high: float) -> None:
+    """Each number moves by a normal one: the best members move as far (a thin net nearly), or not at all."""
+    config = replace(SMALL, noise=noise, flow=None, attention=None)
+    model, generator = build(config, (16, 16), channels=2, periodic=(False, True)), seeded(4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(150):
+        z, moved = torch.randn(2, 8, 2, 16, 16, generator=generator)
+        members = torch.stack([model(z + 1e-3 * torch.randn(z.shape, generator=generator)) for _ in range(2)])
+        optimizer.zero_grad()
+        ensemble_loss(members, moved, torch.ones(2)).backward()
+        optimizer.step()
+    answer = model(field(8, 2, 16, 16))
+    assert low < answer.std() < high
+    assert torch.equal(answer, model(field(8, 2, 16, 16)))
 
 
 def test_transport_learns_to_move_what_it_is_given() -> None:

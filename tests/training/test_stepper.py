@@ -71,6 +71,22 @@ def test_a_bounded_model_that_relaxes_ends_in_a_ball_and_leaves_for_ever_if_it_d
     torch.testing.assert_close(relaxed, torch.tensor([4.0, -8.0]).double().reshape(2, 1, 1).expand(3, 2, 5, 4))
 
 
+@pytest.mark.parametrize("predict", ["state", "increment"])
+@pytest.mark.parametrize("grid", [(7,), (5, 3), (3, 5, 2)])
+def test_kept_means_stay_and_fluctuations_move_as_the_model_says(predict: str, grid: tuple[int, ...]) -> None:
+    state = 3 + field(4, 2, *grid).double()
+    scale = torch.tensor([0.2, 0.4])
+    free, kept = (
+        NormalizedStep(nn.Softplus(), predict, scale, relaxation=0.1, kept_means=means)(state) for means in ((), (1,))
+    )
+    axes = tuple(range(1, state.ndim - 1))
+    torch.testing.assert_close(kept[:, 1].mean(axes), state[:, 1].mean(axes))
+    assert (free[:, 1].mean(axes) - state[:, 1].mean(axes)).abs().min() > 0.01
+    moved = kept[:, 1] - free[:, 1]
+    torch.testing.assert_close(moved, moved.mean(axes, keepdim=True).expand_as(moved))
+    assert torch.equal(kept[:, 0], free[:, 0])
+
+
 def test_zero_output_of_a_state_model_is_the_climatological_mean() -> None:
     step = PhysicalStep(NormalizedStep(Constant(0.0, 0.0), "state"), NORMALIZER)
     result = step(field(3, 2, 5, 4))

@@ -47,6 +47,7 @@ class TaskConfig:
 
     A model of increments starts from the state less the part `relaxation` of it, in units of the normalised state: with
     any such part, roll-outs of a model with a bounded output stay bounded (`training.stepper.NormalizedStep`).
+    `kept_means` names fields, by their place, whose mean over the grid no step changes.
     With `guard` the trained step is made dissipative far from the data (`training.dissipation.DissipativeStep`, with
     the shell and scale of the objective), as MNO's authors do.
     """
@@ -54,6 +55,7 @@ class TaskConfig:
     stride: int = 1
     predict: Literal["state", "increment"] = "state"
     relaxation: float = 0.0
+    kept_means: tuple[int, ...] = ()
     guard: bool = False
 
     def __post_init__(self) -> None:

@@ -1,12 +1,13 @@
 """`ergoformer`: a vorticity is carried along by its own flow; a ConvNeXt U-Net, with attention or not, adds the rest.
 
 The U-Net is `ergoflow.models.convnext`, unchanged; with `attention=None` and `flow=None` this model *is* that one,
-weight for weight. Four things can be added:
+weight for weight. Five things can be added:
 
     flow      "carried", for a vorticity on a periodic plane: the prediction is z∘X + s·net, X the paths of the flow
               itself (`ergoflow.models.advection`) and s the spread of increments, less its mean: a vorticity has none;
     inputs    z∘X and the velocities of z and of half a step later, u = ∂y ψ, v = −∂x ψ, −∇²ψ = z; cosines of a wall's
               coordinate;
+    noise     as further inputs, where a state does not determine its future (`ergoflow.models.noise`);
     layers    before the last `attention_blocks` blocks of each stage on `attention_levels`, with K_X, K_Y the kernels
               of `ergoflow.models.axial` along the axes:
                 kernel="free"     x ← x + W_o norm(K_Y K_X W_v LN(x))            the paper's attention
@@ -48,6 +49,7 @@ from ergoflow.models.attention import POOLINGS, head_norm
 from ergoflow.models.axial import AxisKernel, Codes, apply_along
 from ergoflow.models.convnext import STRIDE, ConvNeXt, ConvNeXtConfig
 from ergoflow.models.layers import at_least_float32, check_state, linear
+from ergoflow.models.noise import white_noise
 from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.transport import Transport
 from ergoflow.models.velocity import scaled_velocity
@@ -74,6 +76,8 @@ class ErgoformerConfig:
     too; None for anything but one vorticity on a periodic plane."""
     wall_code: bool = True
     """Whether the coordinate across walls joins the inputs; nothing where all axes are periodic."""
+    noise: int = 0
+    """Channels of white noise that join the inputs: with an objective of several members, a step draws its answer."""
     attention: Attention | None = None
     """What the kernels are made of; None means no global layers."""
     attention_levels: tuple[int, ...] = (1,)
@@ -93,6 +97,8 @@ class ErgoformerConfig:
 
     def __post_init__(self) -> None:
         """Check every field that can be checked without the data."""
+        if self.noise < 0:
+            raise ValueError(f"noise must be 0 channels or more, got {self.noise}; 0 is a step that draws nothing")
         for name in ("attention_blocks", "heads", "frequencies"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; choose a positive number")
@@ -148,7 +154,7 @@ class Ergoformer(nn.Module):
         _check_problem(config, in_channels, grid, periodic)
         self.config, self.in_channels, self.periodic, self.pace = config, in_channels, periodic, pace
         walls = sum(not wraps for wraps in periodic) if config.wall_code else 0
-        inputs = in_channels + FLOW_CHANNELS[config.flow] + WALL_MODES * walls
+        inputs = in_channels + FLOW_CHANNELS[config.flow] + WALL_MODES * walls + config.noise
         # Drawn first, so that all settings share the weights of the U-Net.
         self.unet = ConvNeXt(config.unet, inputs, out_channels, grid, periodic=periodic, generator=generator)
         if config.operator is not None:
@@ -160,11 +166,11 @@ class Ergoformer(nn.Module):
         """Return the decoded field, (B, C_out, *grid)."""
         check_state(z, self.in_channels, len(self.periodic))
         if self.config.flow != "carried":
-            field: Tensor = self.unet(self._inputs(z))
+            field: Tensor = self.unet(torch.cat([z, *self._further_inputs(z)], dim=1))
             return field
         there, first, half = carried(z, self.pace.turn)
         start = there if self.pace.change is None else (there - z) / self.pace.change
-        field = start + self.unet(torch.cat([z, there, first, half], dim=1))
+        field = start + self.unet(torch.cat([z, there, first, half, *self._further_inputs(z)], dim=1))
         return field - field.mean((-2, -1), keepdim=True)
 
     @property
@@ -173,14 +179,14 @@ class Ergoformer(nn.Module):
         operators = [module for module in self.unet.middle if isinstance(module, LatentOperator)]
         return operators[0] if operators else None
 
-    def _inputs(self, z: Tensor) -> Tensor:
-        """Return the state with what is known from it and from the grid, (B, C_in + extra, *grid)."""
-        inputs = [z]
-        if self.config.flow is not None:
-            inputs.append(scaled_velocity(z))
+    def _further_inputs(self, z: Tensor) -> list[Tensor]:
+        """Return what joins the state besides its paths: velocity, coordinates across walls, noise."""
+        inputs = [scaled_velocity(z)] if self.config.flow == "velocity" else []
         if self.config.wall_code:
             inputs += [wall_cosines(z, axis) for axis in range(len(self.periodic)) if not self.periodic[axis]]
-        return torch.cat(inputs, dim=1)
+        if self.config.noise:
+            inputs.append(white_noise(z, self.config.noise))
+        return inputs
 
     def _add_layers(self, level: int, generator: torch.Generator | None) -> None:
         """Put a global layer before each of the last blocks of the stages on a level, on the way down and up."""

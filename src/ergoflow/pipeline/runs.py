@@ -110,7 +110,18 @@ def build_step(recipe: Recipe, facts: RunFacts, *, seed: int) -> NormalizedStep:
     model = build_model(
         recipe.model, channels, channels, facts.grid, periodic=facts.periodic, pace=pace, generator=generator
     )
-    return NormalizedStep(model, predict=recipe.task.predict, scale=scale, relaxation=recipe.task.relaxation)
+    if not all(0 <= place < channels for place in recipe.task.kept_means):
+        raise ValueError(
+            f"task.kept_means must be places of the fields {', '.join(facts.fields)}, 0 .. {channels - 1}, got "
+            f"{list(recipe.task.kept_means)}; name others or none"
+        )
+    return NormalizedStep(
+        model,
+        predict=recipe.task.predict,
+        scale=scale,
+        relaxation=recipe.task.relaxation,
+        kept_means=recipe.task.kept_means,
+    )
 
 
 def write_run(folder: Path, recipe: Recipe, facts: RunFacts) -> None:

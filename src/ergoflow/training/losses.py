@@ -14,6 +14,9 @@ from torch import Tensor
 
 from ergoflow.numerics.fourier import TWO_PI, mode_numbers, wavenumbers
 
+# Sides of the blocks whose means an ensemble is judged by, besides the points themselves.
+BLOCK_SIDES = (1, 2, 4, 8)
+
 UnitaryForm = Literal["algorithm", "trace", "frobenius"]
 UNITARY_FORMS: tuple[UnitaryForm, ...] = ("algorithm", "trace", "frobenius")
 
@@ -28,6 +31,36 @@ def relative_l2_loss(pred: Tensor, true: Tensor) -> Tensor:
     pred, true = _at_least_float32(pred).flatten(1), _at_least_float32(true).flatten(1)  # (B, C * grid)
     error = torch.linalg.vector_norm(pred - true, dim=1)
     return (error / torch.linalg.vector_norm(true, dim=1)).mean()
+
+
+def ensemble_loss(members: Tensor, true: Tensor, unit: Tensor) -> Tensor:
+    """Continuous ranked probability score of forecasts drawn for one truth, in units of one per channel.
+
+    Members x_i (M, B, C, *grid), truth y (B, C, *grid), units (C,). For each number of the field, and for its
+    means over blocks of 2, 4 and 8 points a side (where they divide the grid), so that members agree with the truth's
+    law not point by point alone,
+
+        mean_i |x_i - y| - 1 / (2 M (M - 1)) sum_ij |x_i - x_j|    (the fair form: its mean does not depend on M),
+
+    averaged, channel by channel. It is least if members have the law of the truth.
+    """
+    count = len(members)
+    if count < 2 or members.shape[1:] != true.shape or unit.shape != true.shape[1:2]:
+        raise ValueError(
+            f"an ensemble needs two members or more of the truth's shape {tuple(true.shape)}, and a unit per channel, "
+            f"got {tuple(members.shape)} and {tuple(unit.shape)}; pass members (M, B, C, *grid)"
+        )
+    members, true = _at_least_float32(members), _at_least_float32(true)
+    scores = []
+    for side in BLOCK_SIDES:
+        if any(points % side for points in true.shape[2:]):
+            continue
+        x = _block_means(members.flatten(0, 1), side).unflatten(0, (count, -1))
+        y = _block_means(true, side)
+        error = (x - y).abs().mean(dim=_all_but(2, x))
+        pairs = [(x[i] - x[j]).abs().mean(dim=_all_but(1, y)) for i in range(count) for j in range(i)]
+        scores.append(error - torch.stack(pairs).mean(dim=0) / 2)
+    return (torch.stack(scores).mean(dim=0) / unit).mean()
 
 
 def sobolev_loss(
@@ -158,3 +191,14 @@ def _unit_vectors(count: int, size: int, *, like: Tensor, generator: torch.Gener
 
 def _at_least_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _block_means(field: Tensor, side: int) -> Tensor:
+    """Means over blocks of `side` points along each grid axis of (B, C, *grid)."""
+    for axis in range(2, field.ndim):
+        field = field.unflatten(axis, (-1, side)).mean(axis + 1)
+    return field
+
+
+def _all_but(axis: int, field: Tensor) -> tuple[int, ...]:
+    return tuple(other for other in range(field.ndim) if other != axis)

@@ -15,6 +15,7 @@ from ergoflow.training.dissipation import OUTER_RADIUS, dissipativity_loss, shel
 from ergoflow.training.losses import (
     UNITARY_FORMS,
     UnitaryForm,
+    ensemble_loss,
     log_spectrum_loss,
     relative_l2_loss,
     sobolev_loss,
@@ -33,6 +34,9 @@ class ObjectiveConfig:
     made without being differentiated through them. `noise` is the standard deviation, in normalised units, of what
     is added to the first frame.
 
+    With `members` > 1 so many forecasts start from each first frame, told apart by its noise, and the relative L2 error
+    is replaced by the probability score of what they draw (`losses.ensemble_loss`): for a model that draws its answer.
+
     `sobolev_order` k > 0 replaces the relative L2 error by that of the derivatives up to order k (MNO: 1).
     `spectral_weight` adds the mean squared difference of log spectra; it optimises what the spectral metrics report.
     `unitary_weight` is the paper's lambda (its released script uses 1); a model without a latent operator needs 0.
@@ -44,6 +48,7 @@ class ObjectiveConfig:
     unroll_from: float = 0.0
     pushforward: bool = False
     noise: float = 0.0
+    members: int = 1
     sobolev_order: int = 0
     spectral_weight: float = 0.0
     unitary_weight: float = 1.0
@@ -57,6 +62,11 @@ class ObjectiveConfig:
         """Check the ranges."""
         if self.unroll < 1:
             raise ValueError(f"unroll must be at least 1, got {self.unroll}; 1 is one-step training")
+        if self.members < 1 or (self.members > 1 and (self.noise == 0 or self.sobolev_order > 0)):
+            raise ValueError(
+                f"members must be 1, or more with noise that tells them apart and without a Sobolev error, got "
+                f"{self.members} with noise {self.noise} and order {self.sobolev_order}; set objective.noise=0.01"
+            )
         if not 0 <= self.unroll_from < 1:
             raise ValueError(f"unroll_from must be in [0, 1), got {self.unroll_from}; 0 unrolls from the start")
         for name in ("noise", "sobolev_order", "spectral_weight", "unitary_weight", "dissipativity_weight"):
@@ -134,8 +144,9 @@ def make_objective(
 ) -> Objective:
     """The objective mean_k error(z_k, window_k) + weighted terms, on decoded normalised fields.
 
-    z_0 = window_0 (+ noise), z_k = step(z_{k-1}), k = 1 ... unroll; the error is relative L2 or Sobolev. `radius` is
-    the largest norm (`dissipation.state_norm`) of the normalised training states; None: not known, no dissipativity.
+    z_0 = window_0 (+ noise), z_k = step(z_{k-1}), k = 1 ... unroll; the error is relative L2, Sobolev or an ensemble's.
+    `radius` is the largest norm (`dissipation.state_norm`) of the normalised training states; None: not known, no
+    dissipativity.
     `periodic` says axis by axis whether the grid wraps around, None that all axes do; `length` gives its sides, None
     means 2 pi each. A `generator` on the device of the model avoids one copy per step.
     """
@@ -163,7 +174,7 @@ class _UnrolledObjective:
     def __call__(self, step: NormalizedStep, batch: Tensor, progress: float = 1.0) -> Losses:
         config = self.config
         parts = self._forecast(step, batch, config.unroll_at(progress))
-        total = parts["sobolev" if config.sobolev_order else "relative_l2"]
+        total = parts["ensemble" if config.members > 1 else "sobolev" if config.sobolev_order else "relative_l2"]
         if config.spectral_weight > 0:
             total = total + config.spectral_weight * parts["spectral"]
         matrix = _penalised_matrix(step, config)
@@ -191,20 +202,24 @@ class _UnrolledObjective:
                 f"unroll={config.unroll} needs windows of {config.window} frames, got {batch.shape[1]}; "
                 f"build the sampler with window={config.window}"
             )
-        state = self._noisy(batch[:, 0])  # (B, C, *grid)
+        state = self._noisy(self._for_each_member(batch[:, 0]))  # (members B, C, *grid)
         errors = []
         for k in range(1, unroll + 1):
             state = step(state.detach() if config.pushforward else state)
-            errors.append(self._errors(state, batch[:, k]))
+            errors.append(self._errors(state, self._for_each_member(batch[:, k])))
+            if config.members > 1:
+                members = state.unflatten(0, (config.members, -1))
+                errors[-1]["ensemble"] = ensemble_loss(members, batch[:, k], _change_of_a_step(batch))
         return {name: torch.stack([error[name] for error in errors]).mean() for name in errors[0]}
 
     def _errors(self, pred: Tensor, true: Tensor) -> dict[str, Tensor]:
         """The errors of one forecast by name."""
         config = self.config
         errors = {"relative_l2": relative_l2_loss(pred, true)}
+        if config.sobolev_order > 0 or config.members > 1:
+            errors["relative_l2"] = errors["relative_l2"].detach()
         if config.sobolev_order > 0:
             periodic = self.periodic or (True,) * (pred.ndim - 2)
-            errors["relative_l2"] = errors["relative_l2"].detach()
             errors["sobolev"] = sobolev_loss(
                 pred, true, order=config.sobolev_order, periodic=periodic, length=self.length
             )
@@ -212,12 +227,20 @@ class _UnrolledObjective:
             errors["spectral"] = log_spectrum_loss(pred, true)
         return errors
 
+    def _for_each_member(self, frame: Tensor) -> Tensor:
+        return frame if self.config.members == 1 else torch.cat([frame] * self.config.members)
+
     def _noisy(self, state: Tensor) -> Tensor:
         if self.config.noise == 0:
             return state
         device = self.generator.device
         noise = torch.randn(state.shape, generator=self.generator, device=device, dtype=state.dtype)
         return state + self.config.noise * noise.to(state.device)
+
+
+def _change_of_a_step(batch: Tensor) -> Tensor:
+    """The mean size (C,) of what one step changes: a unit for all steps, so that later ones count as they err."""
+    return (batch[:, 1] - batch[:, 0]).abs().transpose(0, 1).flatten(1).mean(1)
 
 
 def _penalised_matrix(step: NormalizedStep, config: ObjectiveConfig) -> Tensor | None:

@@ -7,7 +7,7 @@ be rolled out exactly like a solver. `NormalizedWindows` gives the trainer train
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -31,6 +31,9 @@ class NormalizedStep(nn.Module):
 
     With `relaxation` r > 0 a model whose output is bounded, |model(z)| <= B, as that of a linear head on normalised
     features is, cannot leave for ever: |z'| <= (1 - r) |z| + s B, so every roll-out ends in the ball of radius s B / r.
+
+    `kept_means` names fields by their place whose mean over the grid no step changes: what flows through the planes of
+    a channel, for one. A model that has to learn this from small increments drifts.
     """
 
     scale: Tensor | None
@@ -42,6 +45,7 @@ class NormalizedStep(nn.Module):
         scale: Tensor | None = None,
         *,
         relaxation: float = 0.0,
+        kept_means: Sequence[int] = (),
     ) -> None:
         super().__init__()
         if predict not in ("state", "increment"):
@@ -52,17 +56,17 @@ class NormalizedStep(nn.Module):
                 f"increments need a scale of shape (C,), got {found}; pass std_delta / std of the normaliser"
             )
         self.model = model
-        self.predict, self.relaxation = predict, relaxation
+        self.predict, self.relaxation, self.kept_means = predict, relaxation, tuple(kept_means)
         self.register_buffer("scale", None if scale is None else scale.detach().clone())
 
     def forward(self, state: Tensor) -> Tensor:
         """z' of shape (B, C, *grid)."""
-        output = self.model(state).to(state.dtype)
-        if self.predict == "state":
-            return output
-        assert self.scale is not None
-        kept = state if self.relaxation == 0 else (1 - self.relaxation) * state
-        return kept + _per_channel(self.scale, output) * output
+        moved = self.model(state).to(state.dtype)
+        if self.predict == "increment":
+            assert self.scale is not None
+            start = state if self.relaxation == 0 else (1 - self.relaxation) * state
+            moved = start + _per_channel(self.scale, moved) * moved
+        return _with_means_of(state, moved, self.kept_means) if self.kept_means else moved
 
 
 class PhysicalStep(nn.Module):
@@ -123,6 +127,15 @@ class NormalizedWindows:
             # Moved once per epoch: each move waits for the device.
             normalizer = normalizer or self.normalizer.to(batch.device)
             yield normalizer.normalize(batch, grid_ndim=batch.ndim - 3)
+
+
+def _with_means_of(state: Tensor, moved: Tensor, channels: Sequence[int]) -> Tensor:
+    """A copy of the moved state (B, C, *grid) in which some channels have the mean over the grid that the state has."""
+    moved, grid = moved.clone(), tuple(range(1, state.ndim - 1))
+    for channel in channels:
+        change = (moved[:, channel] - state[:, channel]).mean(grid, keepdim=True)
+        moved[:, channel] = moved[:, channel] - change
+    return moved
 
 
 def _per_channel(values: Tensor, state: Tensor) -> Tensor:
