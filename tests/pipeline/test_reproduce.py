@@ -136,6 +136,10 @@ def test_a_cell_older_than_a_setting_had_its_default(space: Workspace, tmp_path:
     assert is_done(path, tiny())
     with pytest.raises(ValueError, match=r"relaxation': 0\.0.*relaxation': 0\.1"):
         is_done(path, tiny("task.predict=increment", "task.relaxation=0.1"))
+    data["recipe"]["task"]["forgotten"] = 1
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=r"seed0\.json holds another version's recipe: .*forgotten.*; remove it"):
+        is_done(path, tiny())
 
 
 def test_no_cell_is_begun_that_would_end_after_the_time_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

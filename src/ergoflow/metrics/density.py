@@ -3,8 +3,8 @@
 Both follow scipy's `gaussian_kde` with Scott's rule: bandwidth matrix n^(-2/(D+4)) Cov, Cov unbiased. Weights
 are *frequencies*: weight 2 is the same as listing the sample twice, so a bootstrap over trajectories is a
 re-weighting. In one dimension and beyond `exact_pairs` kernel evaluations the density is looked up in a table
-at steps of a sixteenth of the bandwidth; far from all samples it is summed as before, so far tails keep their
-logarithm.
+at steps of a sixteenth of the bandwidth; far from all samples it stays a sum of kernels, so far tails keep
+their logarithm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ergoflow.metrics.arrays import Array, to_float64
 # Kernel evaluations up to which the double sum is done as written (2000 samples a side).
 EXACT_PAIRS = 4_000_000
 BINS_PER_BANDWIDTH = 16
-# Bandwidths after which a kernel is zero in float64.
+# Bandwidths after which a kernel is no longer a normal number of float64.
 REACH = 38
 # A spread this much smaller than the other side's is a collapse onto a point, not a density.
 COLLAPSE = 1e-6
@@ -28,7 +28,7 @@ COLLAPSE = 1e-6
 PAIRS = 2**15
 # Below this sum a kernel that counts may have been rounded to a number without all its digits.
 FAR = 1e-280
-# Where it is, the logarithm is a parabola, of which so many points are enough.
+# So far out the logarithm is close to a parabola, of which so many points are enough.
 FAR_PLACES = 500
 
 

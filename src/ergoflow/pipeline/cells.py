@@ -84,7 +84,10 @@ def is_done(path: Path, recipe: Recipe) -> bool:
     """
     if not path.exists():
         return False
-    stored, asked = to_dict(from_dict(Recipe, _read(path)["recipe"])), to_dict(recipe)
+    try:
+        stored, asked = to_dict(from_dict(Recipe, _read(path)["recipe"])), to_dict(recipe)
+    except ValueError as error:
+        raise ValueError(f"{path} holds another version's recipe: {error}; remove it to make it anew") from None
     for part, settings in asked.items():
         if stored[part] == settings:
             continue

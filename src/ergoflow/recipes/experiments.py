@@ -197,7 +197,7 @@ def ergoformer(recipe: Recipe) -> Recipe:
 
 
 def drawn(recipe: Recipe) -> Recipe:
-    """The same, drawing what a plane does not show in place of its mean: for statistics, at the cost of L2 errors."""
+    """The same, drawing what a plane does not show in place of its mean: an open experiment (docs/lab_log.md)."""
     assert isinstance(recipe.model, ErgoformerConfig)
     return dataclasses.replace(
         recipe,
