@@ -93,6 +93,20 @@ def floor(truth_sums) -> dict[str, Interval]:
     return noise_floor(truth_sums, resamples=30)
 
 
+def test_resampling_runs_with_one_thread_of_torch_and_gives_the_others_back(truth_sums):
+    threads, seen = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        noise_floor(truth_sums, resamples=1, on_resample=lambda: seen.append(torch.get_num_threads()))
+        bootstrap(truth_sums, truth_sums, resamples=2, on_resample=lambda: seen.append(torch.get_num_threads()))
+        with pytest.raises(ValueError, match="resamples"):
+            bootstrap(truth_sums, truth_sums, resamples=0)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [1, 1, 1]
+
+
 @pytest.mark.parametrize("weights", [None, [2, 0, 1]])
 def test_metrics_from_sums_agree_with_the_plain_functions(weights):
     truth = turbulence(3, 40, seed=1)

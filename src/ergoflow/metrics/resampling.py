@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 
 from ergoflow.metrics.longterm import check_weights, prepare
 from ergoflow.metrics.result import StatisticsResult
@@ -22,6 +24,17 @@ def _ignore() -> None:
     """Do nothing."""
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch without threads: numpy's are as many as there are cores, and two such crowds wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Interval:
     """A value with the ends of its 95 % interval; inf marks a failed roll-out."""
@@ -31,6 +44,7 @@ class Interval:
     high: float
 
 
+@one_thread()
 def bootstrap(
     model: StatisticsResult,
     truth: StatisticsResult,
@@ -70,6 +84,7 @@ def bootstrap(
     return {key: centred_interval(value, np.array([row[key] for row in rows])) for key, value in values.items()}
 
 
+@one_thread()
 def noise_floor(
     truth: StatisticsResult, *, resamples: int = 40, seed: int = 0, on_resample: Callable[[], None] = _ignore
 ) -> dict[str, Interval]:

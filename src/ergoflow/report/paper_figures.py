@@ -233,7 +233,7 @@ PICTURES: tuple[Picture, ...] = (
         slug="spectrum-sigma",
         source="Section 4.3",
         title="Energy spectrum by kernel bandwidth",
-        caption="Which σ keeps which shells.",
+        caption="Which σ keeps which shells; `a3m` has σ = 8.",
         tasks=MODULES,
         rows=tuple(SIGMA_ROWS),
         command="table4",
