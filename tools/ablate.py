@@ -5,8 +5,10 @@
 
 A variant is a name, a colon and settings. Every one gets the same minutes (or samples, with --samples) and the
 same seed; those that are in the output file already are left out. With --steps their roll-outs are followed that far,
-and it is written down which share of them ends with a mean square of the field within 5 σ of the truth's. The test
-split is not touched.
+and it is written down which share of them ends with a mean square of the field within 5 σ of the truth's, and how far
+profiles over the first axis of the grid (the height of a channel), of steps beyond PROFILES_FROM, are from those of
+the training split: mean |difference| of each field's mean, in units of its root mean square, and of its variance, in
+units of the mean variance. The test split is not touched.
 """
 
 import argparse
@@ -34,6 +36,7 @@ LEADS = (1, 5, 25)
 # Forecasts start at the first frame and in the middle of every trajectory, long roll-outs in two more places.
 STARTS = (0, 0.5)
 LONG_STARTS = (0, 0.25, 0.5, 0.75)
+PROFILES_FROM, PROFILES_EVERY = 300, 10
 
 
 def main() -> None:
@@ -68,7 +71,7 @@ def main() -> None:
             row |= _measure(recipe, options.seed, workspace, device, console)
             found["rows"].append(row)
         if options.steps and (key := f"in range after {options.steps}") not in row:
-            row[key] = _in_range(recipe, options.seed, options.steps, workspace, device)
+            row |= _long_run(recipe, options.seed, options.steps, workspace, device)
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(found, indent=1) + "\n")
         errors = " ".join(f"{row['valid'][str(lead)]:.4f}" for lead in LEADS if str(lead) in row["valid"])
@@ -101,13 +104,30 @@ def _errors(recipe: Recipe, folder: Path, workspace: Workspace, device: torch.de
 
 
 @torch.inference_mode()
-def _in_range(recipe: Recipe, seed: int, steps: int, workspace: Workspace, device: torch.device) -> float:
-    """The share of long roll-outs whose mean square ends within 5 σ of what it is over the validation split."""
-    step = load_run(workspace.run(recipe.name, seed), device=device)
-    frames = open_store(recipe, workspace).load("valid", device=device, stride=recipe.task.stride)
+def _long_run(recipe: Recipe, seed: int, steps: int, workspace: Workspace, device: torch.device) -> dict:
+    """The share of long roll-outs that end within 5 σ of the validation split's mean square, and their profiles."""
+    step, store = load_run(workspace.run(recipe.name, seed), device=device), open_store(recipe, workspace)
+    frames = store.load("valid", device=device, stride=recipe.task.stride)
     first = torch.cat([frames[:, int(start * frames.shape[1])] for start in LONG_STARTS])
-    series = torch.stack([state.square().flatten(1).mean(1) for state in rollout(step, first, steps)], dim=1)
-    return share_in_range(series, frames.square().flatten(2).mean(2), step=steps - 1)
+    squares, kept = [], []
+    for k, state in enumerate(rollout(step, first, steps), start=1):
+        squares.append(state.square().flatten(1).mean(1))
+        if k > PROFILES_FROM and k % PROFILES_EVERY == 0:
+            kept.append(state)
+    share = share_in_range(torch.stack(squares, dim=1), frames.square().flatten(2).mean(2), step=steps - 1)
+    row: dict = {f"in range after {steps}": share}
+    if kept:
+        mean, variance = _profiles(store.load("train", device=device, stride=recipe.task.stride).flatten(0, 1))
+        found_mean, found_variance = _profiles(torch.cat(kept))
+        row["mean off by"] = ((found_mean - mean).abs().mean(1) / (mean**2 + variance).mean(1).sqrt()).tolist()
+        row["variance off by"] = ((found_variance - variance).abs().mean(1) / variance.mean(1)).tolist()
+    return row
+
+
+def _profiles(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance (C, X) over samples and all axes of the grid but the first, of states (N, C, X, ...)."""
+    values = states.unsqueeze(-1).flatten(3).movedim(0, -1).flatten(2)  # (C, X, rest)
+    return values.mean(2), values.var(2)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import interpolate
 from torch.utils.flop_counter import FlopCounterMode
 
 from ergoflow.models.advection import Pace, carried
@@ -22,7 +23,7 @@ from ergoflow.models.operator import LatentOperator
 from ergoflow.models.transport import Transport
 from ergoflow.models.velocity import VELOCITY_GAIN, scaled_velocity
 from ergoflow.numerics.fourier import TWO_PI, velocity_from_vorticity
-from ergoflow.training.losses import ensemble_loss
+from ergoflow.training.ensemble import ensemble_loss
 from ergoflow.training.objectives import ObjectiveConfig, make_objective
 from ergoflow.training.stepper import NormalizedStep
 
@@ -396,15 +397,16 @@ def test_impossible_configurations_are_refused_in_one_line(changes: dict, messag
 
 @pytest.mark.parametrize(("noise", "low", "high"), [(2, 0.5, 1.1), (0, 0.0, 0.2)])
 def test_model_with_noise_learns_to_draw_what_cannot_be_known(noise: int, low: float, high: float) -> None:
-    """Each number moves by a normal one: the best members move as far (a thin net nearly), or not at all."""
+    """Each block moves by a normal number: the best members move as far (a thin net nearly), or not at all."""
     config = replace(SMALL, noise=noise, flow=None, attention=None)
     model, generator = build(config, (16, 16), channels=2, periodic=(False, True)), seeded(4)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer, side = torch.optim.Adam(model.parameters(), lr=1e-2), config.unet.stride
     for _ in range(150):
-        z, moved = torch.randn(2, 8, 2, 16, 16, generator=generator)
+        z = torch.randn(8, 2, 16, 16, generator=generator)
+        moved = interpolate(torch.randn(8, 2, 16 // side, 16 // side, generator=generator), scale_factor=side)
         members = torch.stack([model(z + 1e-3 * torch.randn(z.shape, generator=generator)) for _ in range(2)])
         optimizer.zero_grad()
-        ensemble_loss(members, moved, torch.ones(2)).backward()
+        ensemble_loss(members, moved, moved, periodic=(False, True)).backward()
         optimizer.step()
     answer = model(field(8, 2, 16, 16))
     assert low < answer.std() < high

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from ergoflow.metrics import energy_spectrum
-from ergoflow.training.losses import ensemble_loss, log_spectrum_loss, relative_l2_loss, sobolev_loss, unitary_loss
+from ergoflow.training.losses import (
+    log_spectrum_loss,
+    mirrored,
+    relative_l2_loss,
+    shell_numbers,
+    sobolev_loss,
+    unitary_loss,
+)
 
 FORMS = ("algorithm", "trace", "frobenius")
 
@@ -277,50 +284,13 @@ def test_unitary_loss_refuses_what_it_cannot_measure(matrix: torch.Tensor, setti
         unitary_loss(matrix, generator=seeded(), **settings)
 
 
-def drawn(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("members", [2, 5])
-def test_ensemble_of_the_right_law_has_the_score_of_that_law_whatever_its_size(members: int) -> None:
-    """Of normal numbers: E|x - y| - E|x - x'| / 2 = 1/√π; means over n × n blocks are n times smaller."""
-    truth, forecasts = drawn(8, 2, 64, 64, seed=0), drawn(members, 8, 2, 64, 64, seed=1)
-    expected = (1 + 1 / 2 + 1 / 4 + 1 / 8) / 4 / math.sqrt(math.pi)
-    assert ensemble_loss(forecasts, truth, torch.ones(2)).item() == pytest.approx(expected, rel=0.02)
-
-
-def test_ensemble_too_narrow_too_wide_or_beside_the_truth_scores_worse() -> None:
-    truth, forecasts = drawn(8, 2, 32, 32, seed=0), drawn(2, 8, 2, 32, 32, seed=1)
-    right = ensemble_loss(forecasts, truth, torch.ones(2))
-    for wrong in (0 * forecasts, 0.5 * forecasts, 1.5 * forecasts, forecasts + 0.3):
-        assert ensemble_loss(wrong, truth, torch.ones(2)) > 1.03 * right
-
-
-def test_ensemble_that_is_right_point_by_point_alone_scores_worse() -> None:
-    """Truth in blocks of 8 × 8 equal numbers, members with the same law at each point, and without blocks."""
-    coarse = [drawn(8, 1, 8, 8, seed=0), drawn(2, 8, 1, 8, 8, seed=1)]
-    truth, forecasts = (field.repeat_interleave(8, -1).repeat_interleave(8, -2) for field in coarse)
-    unit = torch.ones(1)
-    blocks, points = (ensemble_loss(x, truth, unit).item() for x in (forecasts, drawn(2, 8, 1, 64, 64, seed=9)))
-    assert points > 1.1 * blocks
-
-
-def test_ensemble_score_has_the_units_of_each_channel() -> None:
-    truth, forecasts = drawn(4, 2, 16, 16, seed=0), drawn(3, 4, 2, 16, 16, seed=1)
-    units = torch.tensor([1.0, 1000.0])
-    expected = ensemble_loss(forecasts, truth, torch.ones(2))
-    scaled = (units.reshape(2, 1, 1) * field for field in (forecasts, truth))
-    torch.testing.assert_close(ensemble_loss(*scaled, units), expected)
-
-
-def test_ensemble_on_a_grid_without_blocks_is_judged_by_its_points() -> None:
-    truth, unit = torch.zeros(1, 1, 5, 7), torch.tensor([2.0])
-    forecasts = torch.stack([truth + 1, truth - 3])
-    # (1 + 3) / 2 - 4 / 2 = 0: two members on both sides of the truth are as good as a fair score can be.
-    assert ensemble_loss(forecasts, truth, unit).item() == 0
-    assert ensemble_loss(forecasts + 4, truth, unit).item() == pytest.approx((3 - 2) / 2)
-
-
-def test_ensemble_of_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"two members or more.*\(M, B, C, \*grid\)"):
-        ensemble_loss(torch.zeros(1, 2, 1, 8), torch.zeros(2, 1, 8), torch.ones(1))
+@pytest.mark.parametrize(("waves", "columns"), [(0, 3), (1, 0), (2, 0), (3, 2), (5, 4), (7, 6)])
+def test_waves_between_walls_are_on_the_shell_of_their_length(waves: int, columns: int) -> None:
+    """cos(πm(i + ½)/8) has m/2 waves per side; a `mirrored` field has no other modes than those of its waves."""
+    across = torch.cos(math.pi * waves * (torch.arange(8, dtype=torch.float64) + 0.5) / 8)
+    along = torch.cos(2 * math.pi * columns * torch.arange(12, dtype=torch.float64) / 12)
+    field = (across[:, None] * along).reshape(1, 1, 8, 12)
+    modes = torch.fft.rfftn(mirrored(field, (False, True)), dim=(2, 3))[0, 0].abs()
+    shells = shell_numbers((8, 12), (False, True), device=field.device)
+    assert modes.shape == shells.shape
+    assert shells[modes > 1e-9 * modes.max()].unique().tolist() == [int(math.hypot(waves / 2, columns) + 0.5)]

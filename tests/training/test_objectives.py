@@ -12,7 +12,8 @@ from ergoflow.data.windows import ResidentWindows, WindowSampler
 from ergoflow.models.operator import LatentOperator
 from ergoflow.training.checkpoint import STATE_FILE, load_state
 from ergoflow.training.dissipation import shell_samples, state_norm
-from ergoflow.training.losses import ensemble_loss, log_spectrum_loss, relative_l2_loss, sobolev_loss, unitary_loss
+from ergoflow.training.ensemble import ensemble_loss
+from ergoflow.training.losses import log_spectrum_loss, relative_l2_loss, sobolev_loss, unitary_loss
 from ergoflow.training.objectives import Losses, ObjectiveConfig, make_objective
 from ergoflow.training.stepper import NormalizedStep
 from ergoflow.training.trainer import Progress, TrainingConfig, TrainingInterrupted, train
@@ -165,15 +166,16 @@ def test_without_noise_the_generator_is_not_touched() -> None:
     assert torch.equal(generator.get_state(), seeded().get_state())
 
 
-def test_members_start_apart_and_are_scored_together_while_the_old_error_stays_in_the_log() -> None:
+@pytest.mark.parametrize("walls", [{}, {"periodic": (False, True)}])
+def test_members_start_apart_and_are_scored_together_while_the_old_error_stays_in_the_log(walls: dict) -> None:
     config = ObjectiveConfig(unroll=2, noise=0.1, members=3, unitary_weight=0)
     batch = windows(3)
-    losses = make_objective(config, generator=seeded())(NormalizedStep(Gain(0.9)), batch)
+    losses = make_objective(config, generator=seeded(), **walls)(NormalizedStep(Gain(0.9)), batch)
     first = torch.cat([batch[:, 0]] * 3)
     noisy = first + 0.1 * torch.randn(first.shape, generator=seeded(), dtype=first.dtype)
     states = [(0.9**k * noisy).unflatten(0, (3, -1)) for k in (1, 2)]
-    unit = (batch[:, 1] - batch[:, 0]).abs().mean((0, *range(2, batch.ndim - 1)))
-    scores = [ensemble_loss(state, batch[:, k], unit) for k, state in enumerate(states, start=1)]
+    change, periodic = batch[:, 1] - batch[:, 0], walls.get("periodic", (True, True))
+    scores = [ensemble_loss(state, batch[:, k], change, periodic=periodic) for k, state in enumerate(states, start=1)]
     torch.testing.assert_close(losses.total, torch.stack(scores).mean(), check_dtype=False)
     errors = [relative_l2_loss(state[m], batch[:, k]) for k, state in enumerate(states, start=1) for m in range(3)]
     torch.testing.assert_close(losses.parts["relative_l2"], torch.stack(errors).mean(), check_dtype=False)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.windows import ResidentWindows, WindowSampler
+from ergoflow.models.convnext import ConvNeXtConfig
+from ergoflow.models.ergoformer import Ergoformer, ErgoformerConfig
 from ergoflow.models.operator import LatentOperator
 from ergoflow.training.checkpoint import STATE_FILE, load_state
 from ergoflow.training.objectives import ObjectiveConfig, make_objective
@@ -171,6 +173,36 @@ def test_replays_draw_the_numbers_that_plain_calls_draw_next_and_recording_draws
     plain, replayed = drawn(None), drawn(lambda progress: 0)
     torch.testing.assert_close(replayed, plain)
     assert not torch.equal(plain[0], plain[1])
+
+
+@pytest.mark.filterwarnings("error")
+def test_members_of_a_model_that_draws_are_recorded_and_have_the_gradients_of_plain_calls() -> None:
+    unet = ConvNeXtConfig(widths=(8, 16), blocks=(1, 1, 1), kernel=3)
+    config = ErgoformerConfig(unet=unet, flow=None, noise=2)
+    model = Ergoformer(config, 2, 2, (16, 16), periodic=(False, True), generator=torch.Generator().manual_seed(0))
+    nn.init.normal_(model.unet.head.weight)
+    step = NormalizedStep(model, "increment", torch.ones(2)).to("cuda")
+    settings = ObjectiveConfig(noise=0.01, members=2, unitary_weight=0)
+
+    def drawn(stage: object) -> list[Tensor]:
+        generator = torch.Generator("cuda").manual_seed(7)
+        objective = make_objective(settings, generator=generator, periodic=(False, True))
+
+        def losses(batch: Tensor, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+            found = objective(step, batch, progress)
+            return found.total, found.parts
+
+        gradients = RecordedGradients(losses, step.parameters(), stage=stage, generator=generator)  # type: ignore[arg-type]
+        found = []
+        for seed in range(3):
+            batch = torch.randn(4, 2, 2, 16, 16, generator=torch.Generator().manual_seed(seed)).to("cuda")
+            total, _ = gradients(batch, 0.0)
+            found += [total.clone(), *(p.grad.clone() for p in step.parameters() if p.grad is not None)]
+        return found
+
+    plain, replayed = drawn(None), drawn(lambda progress: 0)
+    assert len(plain) == 3 * (1 + len(list(step.parameters())))
+    torch.testing.assert_close(replayed, plain, rtol=1e-3, atol=1e-5)
 
 
 def test_a_rehearsal_is_held_before_the_first_recording_alone_and_leaves_no_trace() -> None:

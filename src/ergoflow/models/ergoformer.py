@@ -49,7 +49,7 @@ from ergoflow.models.attention import POOLINGS, head_norm
 from ergoflow.models.axial import AxisKernel, Codes, apply_along
 from ergoflow.models.convnext import STRIDE, ConvNeXt, ConvNeXtConfig
 from ergoflow.models.layers import at_least_float32, check_state, linear
-from ergoflow.models.noise import white_noise
+from ergoflow.models.noise import block_noise
 from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.transport import Transport
 from ergoflow.models.velocity import scaled_velocity
@@ -77,7 +77,8 @@ class ErgoformerConfig:
     wall_code: bool = True
     """Whether the coordinate across walls joins the inputs; nothing where all axes are periodic."""
     noise: int = 0
-    """Channels of white noise that join the inputs: with an objective of several members, a step draws its answer."""
+    """Channels of noise that join the inputs, a number on each block that is a point of the coarsest level: with an
+    objective of several members, a step draws its answer."""
     attention: Attention | None = None
     """What the kernels are made of; None means no global layers."""
     attention_levels: tuple[int, ...] = (1,)
@@ -185,7 +186,7 @@ class Ergoformer(nn.Module):
         if self.config.wall_code:
             inputs += [wall_cosines(z, axis) for axis in range(len(self.periodic)) if not self.periodic[axis]]
         if self.config.noise:
-            inputs.append(white_noise(z, self.config.noise))
+            inputs.append(block_noise(z, self.config.noise, self.config.unet.stride))
         return inputs
 
     def _add_layers(self, level: int, generator: torch.Generator | None) -> None:

@@ -1,10 +1,13 @@
-"""White noise out of the digits of a state.
+"""Noise out of the digits of a state.
 
 A plane of a channel does not determine its own future: what arrives from upstream must be drawn. Drawn from a
-generator, it would make a step depend on more than its state. Here the bits of all fields at a point are mixed into
-one word, as a hash does it, and the noise is made of that: the step stays a function, with nothing to be saved or
-seeded, and states that differ in the last digit have nothing of their noise in common. The rounds are those of
-splitmix64 (Steele, Lea and Flood 2014).
+generator, it would make a step depend on more than its state. Here the bits of all fields on a block of
+points are mixed into one word, as a hash does it, and the noise is made of that: the step stays a function, with
+nothing to be saved or seeded, and states that differ in the last digit have nothing of their noise in common. The
+rounds are those of splitmix64 (Steele, Lea and Flood 2014).
+
+Noise is given in blocks because what is drawn anew at every point shows in the fine scales of a forecast, where a flow
+has little.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 # As signed numbers; products wrap around.
 _STEP = 0x9E3779B97F4A7C15 - 2**64
@@ -23,19 +27,22 @@ _BITS = 24
 
 
 @torch.no_grad()
-def white_noise(state: Tensor, channels: int) -> Tensor:
+def block_noise(state: Tensor, channels: int, side: int) -> Tensor:
     """Return noise (B, channels, *grid), evenly spread with mean 0 and variance 1, of a state (B, C, *grid).
 
-    It is a function of the numbers at each point alone, rounded to float32, and has no derivative.
+    It is one number on each block of `side` points along every axis, a function of all the numbers in the block,
+    rounded to float32, and has no derivative.
     """
     words = state.detach().to(torch.float32).view(torch.int32).to(torch.int64)
     word = torch.zeros_like(words[:, :1])
     for field in words.split(1, dim=1):
         word = _mixed(word + field + _STEP)
+    for axis in range(2, state.ndim):
+        word = _mixed(word).unflatten(axis, (-1, side)).sum(axis + 1)
     numbers = torch.arange(1, channels + 1, device=state.device).reshape(-1, *(1,) * (state.ndim - 2))
     drawn = _mixed(word + _STEP * numbers)
     even = (_shifted(drawn, 64 - _BITS).to(torch.float32) + 0.5) / 2**_BITS
-    return math.sqrt(12) * (even - 0.5)
+    return interpolate(math.sqrt(12) * (even - 0.5), scale_factor=side)
 
 
 def _mixed(word: Tensor) -> Tensor:

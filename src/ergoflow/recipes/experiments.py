@@ -197,11 +197,14 @@ def ergoformer(recipe: Recipe) -> Recipe:
 
 
 def drawn(recipe: Recipe) -> Recipe:
-    """The same, drawing what a plane does not show in place of its mean: an open experiment (docs/lab_log.md)."""
+    """The same, drawing what a plane does not show in place of its mean.
+
+    Members are judged over as many steps as a plane remembers: only then do they learn to stay on the attractor.
+    """
     assert isinstance(recipe.model, ErgoformerConfig)
     return dataclasses.replace(
         recipe,
         name=f"{recipe.name}-drawn",
         model=dataclasses.replace(recipe.model, noise=4),
-        objective=dataclasses.replace(recipe.objective, noise=0.01, members=2),
+        objective=dataclasses.replace(recipe.objective, noise=0.01, members=2, unroll=16, unroll_from=0.3),
     )

@@ -29,7 +29,7 @@ MAX_BYTES = 200_000
 KOLMOGOROV, CHANNEL, MODULES = ("kf256-coarse",), ("tcf192", "tcf96"), ("kf128",)
 SIGMA_ROWS = {"a3m-sigma1": 1, "a3m-sigma4": 4, "a3m": 8, "a3m-sigma16": 16, "a3m-sigma32": 32}
 OPERATOR_ROWS = ("a3m-free", "a3m", "a3m-exact")
-MAIN_ROWS = ("mno", "uno", "mwt", "factformer", "a3m", "a3m-common", "convnext", "ergoformer")
+MAIN_ROWS = ("mno", "uno", "mwt", "factformer", "a3m", "a3m-common", "convnext", "ergoformer", "ergoformer-drawn")
 
 Draw = Callable[[Mapping[str, RunGroup]], Figure | None]
 

@@ -14,9 +14,6 @@ from torch import Tensor
 
 from ergoflow.numerics.fourier import TWO_PI, mode_numbers, wavenumbers
 
-# Sides of the blocks whose means an ensemble is judged by, besides the points themselves.
-BLOCK_SIDES = (1, 2, 4, 8)
-
 UnitaryForm = Literal["algorithm", "trace", "frobenius"]
 UNITARY_FORMS: tuple[UnitaryForm, ...] = ("algorithm", "trace", "frobenius")
 
@@ -28,39 +25,9 @@ def relative_l2_loss(pred: Tensor, true: Tensor) -> Tensor:
     or inf.
     """
     _check_pair(pred, true)
-    pred, true = _at_least_float32(pred).flatten(1), _at_least_float32(true).flatten(1)  # (B, C * grid)
+    pred, true = at_least_float32(pred).flatten(1), at_least_float32(true).flatten(1)  # (B, C * grid)
     error = torch.linalg.vector_norm(pred - true, dim=1)
     return (error / torch.linalg.vector_norm(true, dim=1)).mean()
-
-
-def ensemble_loss(members: Tensor, true: Tensor, unit: Tensor) -> Tensor:
-    """Continuous ranked probability score of forecasts drawn for one truth, in units of one per channel.
-
-    Members x_i (M, B, C, *grid), truth y (B, C, *grid), units (C,). For each number of the field, and for its
-    means over blocks of 2, 4 and 8 points a side (where they divide the grid), so that members agree with the truth's
-    law not point by point alone,
-
-        mean_i |x_i - y| - 1 / (2 M (M - 1)) sum_ij |x_i - x_j|    (the fair form: its mean does not depend on M),
-
-    averaged, channel by channel. It is least if members have the law of the truth.
-    """
-    count = len(members)
-    if count < 2 or members.shape[1:] != true.shape or unit.shape != true.shape[1:2]:
-        raise ValueError(
-            f"an ensemble needs two members or more of the truth's shape {tuple(true.shape)}, and a unit per channel, "
-            f"got {tuple(members.shape)} and {tuple(unit.shape)}; pass members (M, B, C, *grid)"
-        )
-    members, true = _at_least_float32(members), _at_least_float32(true)
-    scores = []
-    for side in BLOCK_SIDES:
-        if any(points % side for points in true.shape[2:]):
-            continue
-        x = _block_means(members.flatten(0, 1), side).unflatten(0, (count, -1))
-        y = _block_means(true, side)
-        error = (x - y).abs().mean(dim=_all_but(2, x))
-        pairs = [(x[i] - x[j]).abs().mean(dim=_all_but(1, y)) for i in range(count) for j in range(i)]
-        scores.append(error - torch.stack(pairs).mean(dim=0) / 2)
-    return (torch.stack(scores).mean(dim=0) / unit).mean()
 
 
 def sobolev_loss(
@@ -78,7 +45,7 @@ def sobolev_loss(
     """
     _check_pair(pred, true)
     sides = (TWO_PI,) * len(periodic) if length is None else tuple(length)
-    pred, true = (_mirrored(_at_least_float32(field), periodic) for field in (pred, true))
+    pred, true = (mirrored(at_least_float32(field), periodic) for field in (pred, true))
     sides = tuple(side if wraps else 2 * side for side, wraps in zip(sides, periodic, strict=True))
     waves = wavenumbers(pred.shape[2:], sides, device=pred.device, dtype=pred.dtype)
     squares = sum((k.square() for k in waves), start=torch.zeros_like(waves[0]))  # *modes: |k|^2
@@ -131,7 +98,7 @@ def unitary_loss(
     if form not in UNITARY_FORMS:
         raise ValueError(f"form must be one of {', '.join(UNITARY_FORMS)}, got {form!r}; correct the recipe")
     with torch.autocast(matrix.device.type, enabled=False):
-        matrix = _at_least_float32(matrix)
+        matrix = at_least_float32(matrix)
         size = matrix.shape[0]
         if form == "frobenius":
             identity = torch.eye(size, device=matrix.device, dtype=matrix.dtype)
@@ -151,11 +118,18 @@ def _check_pair(pred: Tensor, true: Tensor) -> None:
         )
 
 
-def _mirrored(field: Tensor, periodic: Sequence[bool]) -> Tensor:
-    """A field (B, C, *grid) continued evenly along every axis that ends at walls: twice as long there, and periodic."""
-    for axis, wraps in enumerate(periodic, start=2):
+def mirrored(field: Tensor, periodic: Sequence[bool]) -> Tensor:
+    """A field (..., *grid) continued evenly along every axis that ends at walls: twice as long there, and periodic."""
+    for axis, wraps in enumerate(periodic, start=field.ndim - len(periodic)):
         field = field if wraps else torch.cat((field, field.flip(axis)), dim=axis)
     return field
+
+
+def shell_numbers(grid: Sequence[int], periodic: Sequence[bool], *, device: torch.device) -> Tensor:
+    """The shell floor(|n| + 1/2) of every mode of the real FFT of a `mirrored` field, n counted in waves per side."""
+    sides = [size if wraps else 2 * size for size, wraps in zip(grid, periodic, strict=True)]
+    waves = (n if wraps else n / 2 for n, wraps in zip(mode_numbers(sides, device=device), periodic, strict=True))
+    return (torch.as_tensor(sum(n.square() for n in waves)).sqrt() + 0.5).long()
 
 
 def _half_spectrum(field: Tensor) -> Tensor:
@@ -170,12 +144,12 @@ def _half_spectrum(field: Tensor) -> Tensor:
 
 def _log_spectrum(field: Tensor) -> Tensor:
     """ln E(n), n = 1 ... N // 3, of fields (B, C, *grid): (B, N // 3)."""
-    field = _at_least_float32(field)
+    field = at_least_float32(field)
     last = min(field.shape[2:]) // 3
     power = torch.view_as_real(_half_spectrum(field)).square().sum(dim=(1, -1))  # (B, *modes)
-    square = sum(n.square() for n in mode_numbers(field.shape[2:], device=field.device))
     # Shell 0, which is the mean, and all that lies beyond the last shell are summed, too, and dropped.
-    shells = (torch.as_tensor(square).sqrt() + 0.5).long().clamp(max=last + 1)
+    grid = field.shape[2:]
+    shells = shell_numbers(grid, (True,) * len(grid), device=field.device).clamp(max=last + 1)
     energy = power.new_zeros(len(field), last + 2).index_add(1, shells.flatten(), power.flatten(1))
     return energy[:, 1 : last + 1].log()
 
@@ -189,16 +163,6 @@ def _unit_vectors(count: int, size: int, *, like: Tensor, generator: torch.Gener
     return normal / torch.linalg.vector_norm(normal, dim=1, keepdim=True)
 
 
-def _at_least_float32(values: Tensor) -> Tensor:
+def at_least_float32(values: Tensor) -> Tensor:
+    """The values in float32, or in float64 where they were."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def _block_means(field: Tensor, side: int) -> Tensor:
-    """Means over blocks of `side` points along each grid axis of (B, C, *grid)."""
-    for axis in range(2, field.ndim):
-        field = field.unflatten(axis, (-1, side)).mean(axis + 1)
-    return field
-
-
-def _all_but(axis: int, field: Tensor) -> tuple[int, ...]:
-    return tuple(other for other in range(field.ndim) if other != axis)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ergoflow.training.dissipation import OUTER_RADIUS, dissipativity_loss, shell_samples
+from ergoflow.training.ensemble import ensemble_loss
 from ergoflow.training.losses import (
     UNITARY_FORMS,
     UnitaryForm,
-    ensemble_loss,
     log_spectrum_loss,
     relative_l2_loss,
     sobolev_loss,
@@ -35,7 +35,7 @@ class ObjectiveConfig:
     is added to the first frame.
 
     With `members` > 1 so many forecasts start from each first frame, told apart by its noise, and the relative L2 error
-    is replaced by the probability score of what they draw (`losses.ensemble_loss`): for a model that draws its answer.
+    is replaced by the probability score of what they draw (`training.ensemble`): for a model that draws its answer.
 
     `sobolev_order` k > 0 replaces the relative L2 error by that of the derivatives up to order k (MNO: 1).
     `spectral_weight` adds the mean squared difference of log spectra; it optimises what the spectral metrics report.
@@ -209,7 +209,8 @@ class _UnrolledObjective:
             errors.append(self._errors(state, self._for_each_member(batch[:, k])))
             if config.members > 1:
                 members = state.unflatten(0, (config.members, -1))
-                errors[-1]["ensemble"] = ensemble_loss(members, batch[:, k], _change_of_a_step(batch))
+                change = batch[:, 1] - batch[:, 0]
+                errors[-1]["ensemble"] = ensemble_loss(members, batch[:, k], change, periodic=self._wraps(state))
         return {name: torch.stack([error[name] for error in errors]).mean() for name in errors[0]}
 
     def _errors(self, pred: Tensor, true: Tensor) -> dict[str, Tensor]:
@@ -219,13 +220,15 @@ class _UnrolledObjective:
         if config.sobolev_order > 0 or config.members > 1:
             errors["relative_l2"] = errors["relative_l2"].detach()
         if config.sobolev_order > 0:
-            periodic = self.periodic or (True,) * (pred.ndim - 2)
             errors["sobolev"] = sobolev_loss(
-                pred, true, order=config.sobolev_order, periodic=periodic, length=self.length
+                pred, true, order=config.sobolev_order, periodic=self._wraps(pred), length=self.length
             )
         if config.spectral_weight > 0:
             errors["spectral"] = log_spectrum_loss(pred, true)
         return errors
+
+    def _wraps(self, state: Tensor) -> tuple[bool, ...]:
+        return self.periodic or (True,) * (state.ndim - 2)
 
     def _for_each_member(self, frame: Tensor) -> Tensor:
         return frame if self.config.members == 1 else torch.cat([frame] * self.config.members)
@@ -236,11 +239,6 @@ class _UnrolledObjective:
         device = self.generator.device
         noise = torch.randn(state.shape, generator=self.generator, device=device, dtype=state.dtype)
         return state + self.config.noise * noise.to(state.device)
-
-
-def _change_of_a_step(batch: Tensor) -> Tensor:
-    """The mean size (C,) of what one step changes: a unit for all steps, so that later ones count as they err."""
-    return (batch[:, 1] - batch[:, 0]).abs().transpose(0, 1).flatten(1).mean(1)
 
 
 def _penalised_matrix(step: NormalizedStep, config: ObjectiveConfig) -> Tensor | None:

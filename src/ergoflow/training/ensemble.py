@@ -1,0 +1,92 @@
+"""How well drawn forecasts have the law of the truth: a probability score of points, of blocks and of waves.
+
+For numbers a_1 ... a_M drawn for one number b, the fair continuous ranked probability score is
+
+    S = mean_i |a_i - b| - 1 / (2 M (M - 1)) sum_ij |a_i - a_j|.
+
+Its mean does not depend on M, and is least if the a_i have the law of b. Taken of the points of a field alone it does
+not see how they hang together. So it is taken of means over blocks as well, which weigh what is large, and of modes,
+shell by shell and each in units of its own, so that fine scales count though they hold little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ergoflow.training.losses import at_least_float32, mirrored, shell_numbers
+
+# Points a side of the blocks, where they divide the grid; 1 are the points themselves.
+BLOCK_SIDES = (1, 2, 4, 8)
+
+
+def ensemble_loss(members: Tensor, true: Tensor, change: Tensor, *, periodic: Sequence[bool]) -> Tensor:
+    """Score of members (M, B, C, *grid) drawn for a truth (B, C, *grid), the mean over channels of
+
+        mean_s S(means over blocks of s points a side) / mean |change|                      s = 1, 2, 4, 8
+        + mean_n S(modes on shell n) / mean |modes of change on shell n|,                   n = 1 ... N // 3,
+
+    with `change` (B, C, *grid) what one step changes: a unit for all steps, so that later ones count as they err. Modes
+    are real and imaginary parts, shells those of `losses.log_spectrum_loss`, N the shortest side; along an axis that
+    ends at walls a field is continued evenly. There is no epsilon: what never changes has no score.
+    """
+    if len(members) < 2 or members.shape[1:] != true.shape or change.shape != true.shape:
+        raise ValueError(
+            f"an ensemble needs two members or more, and a change, of the truth's shape {tuple(true.shape)}, "
+            f"got {tuple(members.shape)} and {tuple(change.shape)}; pass members (M, B, C, *grid)"
+        )
+    members, true, change = (at_least_float32(field) for field in (members, true, change))
+    return (_of_blocks(members, true, change) + _of_waves(members, true, change, periodic)).mean()
+
+
+def _of_blocks(members: Tensor, true: Tensor, change: Tensor) -> Tensor:
+    """The first term, channel by channel (C,)."""
+    axes = true.ndim - 2
+    sides = [side for side in BLOCK_SIDES if not any(points % side for points in true.shape[2:])]
+    scores = [_score(*(_block_means(field, side, axes) for field in (members, true))) for side in sides]
+    return torch.stack([_per_channel(score) for score in scores]).mean(0) / _per_channel(change.abs())
+
+
+def _of_waves(members: Tensor, true: Tensor, change: Tensor, periodic: Sequence[bool]) -> Tensor:
+    """The second term, channel by channel (C,)."""
+    drawn, truth, moved = (_modes(field, periodic) for field in (members, true, change))
+    on_shell = _membership(true.shape[2:], periodic, like=truth)  # (modes, shells)
+    scores = _score(drawn, truth).mean((0, 3)) @ on_shell  # (C, shells)
+    return (scores / (moved.abs().mean((0, 3)) @ on_shell)).mean(1)
+
+
+def _score(members: Tensor, true: Tensor) -> Tensor:
+    """S of every number: (M, ...) and (...) to (...)."""
+    count = len(members)
+    pairs = [(members[i] - members[j]).abs() for i in range(count) for j in range(i)]
+    return (members - true).abs().mean(0) - torch.stack(pairs).mean(0) / 2
+
+
+def _per_channel(values: Tensor) -> Tensor:
+    """Means (C,) of values (B, C, ...)."""
+    return values.flatten(2).mean((0, 2))
+
+
+def _block_means(field: Tensor, side: int, axes: int) -> Tensor:
+    """Means over blocks of `side` points along each of the last `axes` axes."""
+    for axis in range(field.ndim - axes, field.ndim):
+        field = field.unflatten(axis, (-1, side)).mean(axis + 1)
+    return field
+
+
+def _modes(field: Tensor, periodic: Sequence[bool]) -> Tensor:
+    """Fourier coefficients of fields (..., *grid) as (..., modes, 2)."""
+    axes = tuple(range(-len(periodic), 0))
+    modes = torch.fft.rfftn(mirrored(field, periodic), dim=axes)
+    return torch.view_as_real(modes.flatten(axes[0]))
+
+
+def _membership(grid: Sequence[int], periodic: Sequence[bool], *, like: Tensor) -> Tensor:
+    """Which mode is on which of the shells 1 ... N // 3, as ones among zeros (modes, shells)."""
+    last = min(grid) // 3
+    if last < 1:
+        raise ValueError(f"an ensemble's shells need at least 3 points per side, got {tuple(grid)}; use a finer grid")
+    shells = shell_numbers(grid, periodic, device=like.device).flatten()
+    return (shells[:, None] == torch.arange(1, last + 1, device=like.device)).to(like.dtype)
