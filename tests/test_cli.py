@@ -70,6 +70,8 @@ def test_recipes_lists_the_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["simulate", "kf46"], "did you mean kf64"),
         (["reproduce", "tabel1"], "did you mean table1"),
         (["reproduce", "mini", "--budget", "4"], "must be a duration such as 90s, 4m or 1h"),
+        (["reproduce", "mini", "--budget", "4m,3m"], "one duration, and others by data set"),
+        (["reproduce", "mini", "--budget", "4m,kf46=3m"], "did you mean kf64"),
         (["report", "--document", "x.md"], "name one with --results"),
         (["bench", "ops", "--recipe", "kf64-mno"], "name a recipe of a3m"),
         (["simulate", "kf64", "--set", "dataset.flow.grid=[63,64]"], "choose 62 or 64"),

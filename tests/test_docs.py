@@ -112,6 +112,21 @@ def test_every_command_parses_and_names_what_exists(arguments: list[str]) -> Non
                 override(recipe, settings)
 
 
+def test_the_commands_of_the_reproduction_go_on_with_the_results_of_this_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cell made under another budget would be refused."""
+    page, results = (ROOT / "docs" / "reproduction.md").read_text(), ROOT / "results"
+    commands = [found for command in shell_commands(page) if (found := ergoflow_arguments(command)) is not None]
+    plans = [rest for verb, *rest in commands if verb == "reproduce"]
+    for rest in plans:
+        words = [*rest, "--dry-run", "--results", str(results), "--root", str(tmp_path), "--device", "cpu"]
+        VERBS["reproduce"].main(words, standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert len(plans) >= 2
+    assert sum("done" in line for line in shown.splitlines()) >= len(list(results.glob("kf*/seed*.json")))
+
+
 @pytest.mark.parametrize(
     "line", ["ergoflow dance kf64", "ergoflow train kf64-a3m --speed 9", "ergoflow train kf64-a3m --seed x"]
 )

@@ -307,7 +307,10 @@ def reproduce(
     ] = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Comma-separated seeds.")] = "0",
     budget: Annotated[
-        str | None, typer.Option("--budget", help="The same wall-clock of training for each, e.g. 4m, 90s or 1h.")
+        str | None,
+        typer.Option(
+            "--budget", help="The same wall-clock of training for each, e.g. 4m, 90s or 1h; by data set: 4m,kf128=3m."
+        ),
     ] = None,
     samples: Annotated[
         int | None, typer.Option("--samples", min=1, help="The same number of training samples for each.")
@@ -324,7 +327,8 @@ def reproduce(
     from ergoflow.pipeline.reproduce import Budget, print_plan
     from ergoflow.pipeline.reproduce import reproduce as run
 
-    limit = Budget(minutes=_minutes("--budget", budget), samples=samples)
+    minutes, by_dataset = _budget(budget)
+    limit = Budget(minutes=minutes, samples=samples, by_dataset=by_dataset)
     chosen = [limit.apply(override(recipe, settings or [])) for recipe in find_recipes(names)]
     parts = find_parts(names)
     if not chosen and (settings or within or limit != Budget()):
@@ -344,7 +348,7 @@ def reproduce(
         device=chip,
         console=console,
         parts=parts,
-        within=_minutes("--within", within),
+        within=None if within is None else _minutes("--within", within),
     )
     console.print(f"{'report' if page.suffix else 'results'}: {page}")
 
@@ -454,14 +458,26 @@ def _seeds(text: str) -> list[int]:
         raise ValueError(f"--seeds must be whole numbers such as 0,1,2, got {text!r}") from None
 
 
-def _minutes(option: str, text: str | None) -> float | None:
+def _minutes(option: str, text: str) -> float:
     """Minutes of a duration such as 90s, 4m or 1.5h, given for an option."""
-    if text is None:
-        return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     if match is None or float(match[1]) == 0:
         raise ValueError(f"{option} must be a duration such as 90s, 4m or 1h, got {text!r}")
     return float(match[1]) * {"s": 1 / 60, "m": 1.0, "h": 60.0}[match[2]]
+
+
+def _budget(text: str | None) -> tuple[float | None, dict[str, float]]:
+    """Minutes for all data sets (None: as the recipes say) and for some, of a list such as 4m,kf128=3m."""
+    minutes, by_dataset = None, {}
+    for part in text.split(",") if text else ():
+        name, equals, duration = part.strip().rpartition("=")
+        if equals:
+            by_dataset[find_dataset(name, []).name] = _minutes("--budget", duration)
+        elif minutes is None:
+            minutes = _minutes("--budget", duration)
+        else:
+            raise ValueError(f"--budget must be one duration, and others by data set (4m,kf128=3m), got {text!r}")
+    return minutes, by_dataset
 
 
 def _workspace(root: Path) -> Workspace:

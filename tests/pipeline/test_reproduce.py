@@ -226,6 +226,17 @@ def test_a_budget_ends_the_run_and_keeps_the_shape_of_its_schedule() -> None:
     assert Budget().apply(recipe) == recipe
 
 
+def test_a_budget_by_data_set_is_that_of_every_task_on_it() -> None:
+    budget = Budget(minutes=4, by_dataset={"kf128": 3})
+    minutes = {
+        name: budget.apply(find_recipe(name)).training.max_minutes
+        for name in ("kf128-a3m", "kf128-coarse-convnext", "kf256-a3m", "tcf96-ergoformer")
+    }
+    assert minutes == {"kf128-a3m": 3, "kf128-coarse-convnext": 3, "kf256-a3m": 4, "tcf96-ergoformer": 4}
+    alone = Budget(by_dataset={"kf128": 3})
+    assert alone.apply(find_recipe("kf256-a3m")) == find_recipe("kf256-a3m")
+
+
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     space = Workspace(tmp_path)
     wild = dataclasses.replace(tiny("training.learning_rate=1e30", "training.clip_norm=none"), name="kf64-wild")

@@ -12,8 +12,8 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -46,24 +46,29 @@ EXPECTED_EXTRA_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What every model gets: so many minutes of training, or so many samples; None leaves that to the recipe."""
+    """What every model gets: so many minutes of training, or so many samples; None leaves that to the recipe.
+
+    `by_dataset` has other minutes for the models of some data sets: equal within a table is what matters.
+    """
 
     minutes: float | None = None
     samples: int | None = None
+    by_dataset: Mapping[str, float] = field(default_factory=dict)
 
     def apply(self, recipe: Recipe) -> Recipe:
         """The recipe with its training cut to the budget; schedules end with it.
 
         Epochs and the epochs between two halvings are stretched together, so the number of halvings stays.
         """
-        if self.minutes is None and self.samples is None:
+        minutes = self.by_dataset.get(recipe.dataset.name, self.minutes)
+        if minutes is None and self.samples is None:
             return recipe
         training = recipe.training
         training = dataclasses.replace(
             training,
             epochs=training.epochs * NEVER_FIRST,
             halving_epochs=training.halving_epochs * NEVER_FIRST,
-            max_minutes=self.minutes,
+            max_minutes=minutes,
             max_steps=None if self.samples is None else max(1, -(-self.samples // training.batch_size)),
         )
         return dataclasses.replace(recipe, training=training)
