@@ -71,6 +71,41 @@ def test_pushforward_keeps_the_loss_and_cuts_the_gradient_between_steps() -> Non
     assert model.weight.grad.item() == pytest.approx((1 - 0.3 + 0.09) / 3, rel=1e-12)
 
 
+class Widened(nn.Module):
+    """A step that keeps a hundred times its input for its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(100, 5, generator=seeded(1), dtype=torch.float64))
+
+    def forward(self, state: Tensor) -> Tensor:
+        return state + (state.unsqueeze(-2) * self.weight).sin().mean(-2)
+
+
+def test_recomputed_steps_have_the_same_gradients_and_keep_the_states_alone() -> None:
+    def run(recompute: bool) -> tuple[Tensor, Tensor, int]:
+        kept = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept.append(tensor.numel())
+            return tensor
+
+        config = ObjectiveConfig(unroll=4, noise=0.1, recompute=recompute, unitary_weight=0)
+        model, objective = Widened(), make_objective(config, generator=seeded())
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            total = objective(NormalizedStep(model), geometric_windows(-1.0, 5)).total
+        held = sum(kept)
+        total.backward()
+        assert model.weight.grad is not None
+        return total.detach(), model.weight.grad, held
+
+    total, gradient, held = run(recompute=True)
+    plain_total, plain_gradient, plain_held = run(recompute=False)
+    assert torch.equal(total, plain_total)
+    assert torch.equal(gradient, plain_gradient)
+    assert plain_held > 4 * 3 * 500 > 10 * held
+
+
 def test_one_step_training_looks_at_the_first_two_frames_alone() -> None:
     batch = geometric_windows(2.0, 4)
     batch[:, 2:] = float("nan")

@@ -234,6 +234,24 @@ def test_a_rehearsal_is_held_before_the_first_recording_alone_and_leaves_no_trac
     assert held == ["begun", "ended"]
 
 
+def test_a_new_stage_frees_the_memory_of_the_last() -> None:
+    weight = nn.Parameter(torch.ones(2**22, device="cuda"))
+
+    def losses(batch: Tensor, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        state = weight * batch
+        for _ in range(8):
+            state = (state * weight).sin()
+        return state.sum(), {}
+
+    gradients = RecordedGradients(losses, [weight], stage=round)
+    batch, reserved = torch.ones(2**22, device="cuda"), []
+    for progress in (0.0, 1.0, 2.0):
+        gradients(batch, progress)
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert max(reserved[1:]) < 1.1 * reserved[0]
+
+
 def test_losses_that_ask_the_device_for_a_number_are_computed_plainly_after_a_warning() -> None:
     weight = nn.Parameter(torch.ones(5, device="cuda"))
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ergoflow.training.dissipation import OUTER_RADIUS, dissipativity_loss, shell_samples
 from ergoflow.training.ensemble import ensemble_loss
@@ -31,8 +32,9 @@ class ObjectiveConfig:
     `unroll` steps are taken from the first frame of a window; with `unroll_from` > 0 that part of the run trains on
     one step, and the rest on 2, 4, ... `unroll` steps in equal parts (0: on `unroll` steps throughout). With
     `pushforward` the state is detached before every step, so each step learns to correct what the earlier ones
-    made without being differentiated through them. `noise` is the standard deviation, in normalised units, of what
-    is added to the first frame.
+    made without being differentiated through them. With `recompute` the inside of a step is computed again when it is
+    differentiated: unrolling then needs the memory of one step, and a third more time. `noise` is the standard
+    deviation, in normalised units, of what is added to the first frame.
 
     With `members` > 1 so many forecasts start from each first frame, told apart by its noise, and the relative L2 error
     is replaced by the probability score of what they draw (`training.ensemble`): for a model that draws its answer.
@@ -47,6 +49,7 @@ class ObjectiveConfig:
     unroll: int = 1
     unroll_from: float = 0.0
     pushforward: bool = False
+    recompute: bool = False
     noise: float = 0.0
     members: int = 1
     sobolev_order: int = 0
@@ -205,13 +208,20 @@ class _UnrolledObjective:
         state = self._noisy(self._for_each_member(batch[:, 0]))  # (members B, C, *grid)
         errors = []
         for k in range(1, unroll + 1):
-            state = step(state.detach() if config.pushforward else state)
+            state = self._stepped(step, state.detach() if config.pushforward else state)
             errors.append(self._errors(state, self._for_each_member(batch[:, k])))
             if config.members > 1:
                 members = state.unflatten(0, (config.members, -1))
                 change = batch[:, 1] - batch[:, 0]
                 errors[-1]["ensemble"] = ensemble_loss(members, batch[:, k], change, periodic=self._wraps(state))
         return {name: torch.stack([error[name] for error in errors]).mean() for name in errors[0]}
+
+    def _stepped(self, step: NormalizedStep, state: Tensor) -> Tensor:
+        if not self.config.recompute:
+            return step(state)
+        # A step draws nothing from a generator, so none has to be put back before it is computed again.
+        moved: Tensor = checkpoint(step, state, use_reentrant=False, preserve_rng_state=False)
+        return moved
 
     def _errors(self, pred: Tensor, true: Tensor) -> dict[str, Tensor]:
         """The errors of one forecast by name."""

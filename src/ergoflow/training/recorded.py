@@ -1,8 +1,9 @@
 """Losses and gradients as one CUDA graph: a training step at the speed of its kernels, not of their launches.
 
 Forward and backward pass are recorded once for each shape of batch and each stage of the objective (a number of
-unrolled steps), and replayed: the batch is copied in, the gradients appear in the same tensors every time. Random
-numbers go on from replay to replay, and recording takes none of them, so a resumed run draws what the whole one drew.
+unrolled steps), and replayed: the batch is copied in, the gradients appear in the same tensors every time. Stages come
+one after the other, so a new one frees the memory of the last. Random numbers go on from replay to replay, and
+recording takes none of them, so a resumed run draws what the whole one drew.
 """
 
 from __future__ import annotations
@@ -52,13 +53,19 @@ class RecordedGradients:
         self._losses, self._parameters, self._stage = losses, list(parameters), stage
         self._generator, self._rehearse = generator, rehearse
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
+        self._recorded_stage: int | None = None
         self._reason: str | None = None
 
     def __call__(self, batch: Tensor, progress: float) -> Losses:
         """Return total and parts, which the next call overwrites, and set the gradients."""
         if self._stage is None or batch.device.type != "cuda" or self._reason is not None:
             return self._plain(batch, progress)
-        key = (batch.shape, batch.dtype, batch.device, self._stage(progress))
+        stage = self._stage(progress)
+        if stage != self._recorded_stage:
+            torch.cuda.synchronize(batch.device)
+            self._recordings.clear()
+            self._recorded_stage = stage
+        key = (batch.shape, batch.dtype, batch.device)
         if key not in self._recordings:
             try:
                 self._recordings[key] = self._record(batch, progress)
@@ -96,8 +103,9 @@ class RecordedGradients:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # Later stages and shapes launch what the first one did.
-            if self._rehearse is not None and not self._recordings:
-                self._rehearse(lambda: self._plain(static, progress), static.device)
+            rehearse, self._rehearse = self._rehearse, None
+            if rehearse is not None:
+                rehearse(lambda: self._plain(static, progress), static.device)
             for _ in range(WARM_UP):
                 self._plain(static, progress)
         torch.cuda.current_stream().wait_stream(side)
