@@ -240,7 +240,7 @@ def test_a_budget_by_data_set_is_that_of_every_task_on_it() -> None:
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     space = Workspace(tmp_path)
     wild = dataclasses.replace(tiny("training.learning_rate=1e30", "training.clip_norm=none"), name="kf64-wild")
-    with pytest.raises(ValueError, match="kf64-wild seed 0 diverged"):
+    with pytest.raises(ValueError, match="kf64-wild seed 0 did not"):
         reproduce(
             [wild, trivial("persistence")],
             space,
@@ -251,6 +251,23 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
         )
     assert [path.parent.name for path in list_cells(tmp_path / "results")] == ["kf64-persistence"]
     assert (tmp_path / "report" / "index.html").exists()
+
+
+def test_a_run_that_is_too_large_for_the_device_does_not_stop_the_others(
+    space: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_one = matrix.run_one
+
+    def run(recipe: Recipe, *arguments: object, **options: object) -> Path:
+        if recipe.name == "kf64-large":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run_one(recipe, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(matrix, "run_one", run)
+    large, results = dataclasses.replace(tiny(), name="kf64-large"), tmp_path / "results"
+    with pytest.raises(ValueError, match="kf64-large seed 0 did not"):
+        reproduce([large, tiny()], space, seeds=[0], results=results, device=CPU, console=Console(quiet=True))
+    assert [path.parent.name for path in list_cells(results)] == ["kf64-a3m"]
 
 
 def test_thinning_keeps_series_with_their_steps_and_shrinks_fields() -> None:

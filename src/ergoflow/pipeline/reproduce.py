@@ -98,16 +98,16 @@ def reproduce(
         measure_lorenz(results, console=console)
     if "long" in parts:
         measure_long(results, workspace, device=device, console=console)
-    diverged = _run_cells(
+    failed = _run_cells(
         recipes, workspace, seeds=seeds, results=results, device=device, console=console, deadline=deadline
     )
     if "figures" in parts:
         draw_figures(gather(results), results, console=console)
     shown = bool(list_cells(results) or workspace.scored_runs())
     page = report(workspace, title="ergoflow report", console=console, results=results) if shown else results
-    if diverged:
+    if failed:
         raise ValueError(
-            f"every cell was expected to train, but {', '.join(diverged)} diverged; "
+            f"every cell was expected to end, but {', '.join(failed)} did not; "
             f"the other cells are in {results} and in {page}; see the advice above"
         )
     return page
@@ -123,8 +123,8 @@ def _run_cells(
     console: Console,
     deadline: float,
 ) -> list[str]:
-    """Make the cells that are missing and end before the deadline; return the names of those that diverged."""
-    diverged, postponed = [], []
+    """Make the cells that are missing and end before the deadline; return those that diverged or had no memory."""
+    failed, postponed = [], []
     extra = EXPECTED_EXTRA_SECONDS
     for recipe in recipes:
         training = (recipe.training.max_minutes or 0.0) * SECONDS_PER_MINUTE
@@ -138,17 +138,17 @@ def _run_cells(
             begun = time.monotonic()
             try:
                 folder = run_one(recipe, workspace, seed=seed, device=device, console=console)
-            except TrainingDiverged as error:
+            except (TrainingDiverged, torch.OutOfMemoryError) as error:
                 # The other cells do not depend on this one.
                 console.print(f"[red]{recipe.name}, seed {seed}: {error}[/red]")
-                diverged.append(f"{recipe.name} seed {seed}")
+                failed.append(f"{recipe.name} seed {seed}")
                 continue
             write_cell(folder, results)
             # The next one takes as long as this one did.
             extra = max(0.0, time.monotonic() - begun - training)
     if postponed:
         console.print(f"no time left for {', '.join(postponed)}: the same command goes on with them")
-    return diverged
+    return failed
 
 
 def print_plan(
