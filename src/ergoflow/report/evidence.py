@@ -18,8 +18,9 @@ class Evidence:
 
     `groups` are the cells by recipe, `long` those of `results/long`, for which there are the `shipped` models. `costs`
     maps a file of `results/cost` to what `bench models` wrote, `lorenz` is `results/lorenz/lorenz63.json` (None: not
-    made yet), `pictures` maps the slug of a drawn figure to its entry in `results/figures/figures.json`, `stale` names
-    those whose cells have changed since. `place` is the results folder as seen from the document.
+    made yet), `experiments` maps the name of a file of `results/experiments` to what it holds, `pictures` maps the slug
+    of a drawn figure to its entry in `results/figures/figures.json`, `stale` names those whose cells have changed
+    since. `place` is the results folder as seen from the document.
     """
 
     groups: Sequence[RunGroup] = ()
@@ -27,6 +28,7 @@ class Evidence:
     shipped: Sequence[str] = ()
     costs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lorenz: Mapping[str, Any] | None = None
+    experiments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     pictures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stale: Sequence[str] = ()
     place: str = "results"
