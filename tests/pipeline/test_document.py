@@ -15,13 +15,15 @@ from rich.console import Console
 
 from ergoflow.cli import main
 from ergoflow.pipeline import pictures
-from ergoflow.pipeline.document import BLOCKS, MARK, document, filled, gather, mark
+from ergoflow.pipeline.document import BLOCKS, MARK, PAPER_BLOCKS, document, filled, gather, mark
 from ergoflow.pipeline.pictures import draw_figures, figures_to_draw, read_index
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.paper_figures import MAX_BYTES
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [page for page in (ROOT / "README.md", ROOT / "docs" / "reproduction.md") if MARK.search(page.read_text())]
+DOCUMENTS = [
+    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if MARK.search(page.read_text())
+]
 REPAIR = "run `ergoflow reproduce figures` and `ergoflow report --results results --document FILE`"
 
 
@@ -39,9 +41,10 @@ def test_the_committed_figures_belong_to_the_committed_cells_and_are_small() -> 
     assert all(path.stat().st_size <= MAX_BYTES for path in files)
 
 
-def test_the_committed_page_has_every_block_but_the_headline() -> None:
-    names = [match[1] for match in MARK.finditer((ROOT / "docs" / "reproduction.md").read_text())]
-    assert sorted(names) == sorted(set(BLOCKS) - {"headline"})
+def test_every_block_is_in_a_committed_page_and_those_about_the_paper_in_one() -> None:
+    names = {page.name: {match[1] for match in MARK.finditer(page.read_text())} for page in DOCUMENTS}
+    assert names["reproduction.md"] == set(PAPER_BLOCKS)
+    assert set().union(*names.values()) == set(BLOCKS)
 
 
 def test_only_what_stands_between_the_marks_changes(tmp_path: Path) -> None:
@@ -60,10 +63,10 @@ def test_only_what_stands_between_the_marks_changes(tmp_path: Path) -> None:
     assert page.read_text() == text
 
 
-def test_a_new_document_has_all_blocks_and_a_broken_one_is_refused(tmp_path: Path) -> None:
+def test_a_new_document_has_all_blocks_about_the_paper_and_a_broken_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     document(tmp_path / "results", tmp_path / "new.md")
-    assert {match[1] for match in MARK.finditer((tmp_path / "new.md").read_text())} == set(BLOCKS) - {"headline"}
+    assert {match[1] for match in MARK.finditer((tmp_path / "new.md").read_text())} == set(PAPER_BLOCKS)
     for text, found in (("no marks", "no pair of marks"), (mark("tabel1"), "the unknown tabel1")):
         (tmp_path / "bad.md").write_text(text)
         with pytest.raises(ValueError, match=f"must hold blocks .* got {found}"):

@@ -27,6 +27,7 @@ from ergoflow.pipeline.pretrained import pretrained_models
 from ergoflow.report.claims import claims_block
 from ergoflow.report.costs import cost_block, lorenz_block
 from ergoflow.report.evidence import Evidence
+from ergoflow.report.experiments import experiment_block
 from ergoflow.report.long import long_block
 from ergoflow.report.paper_figures import figures_block, headline_picture
 from ergoflow.report.reproduction import COMPARISONS, comparison, headline_block, table_block
@@ -39,18 +40,28 @@ def _table(name: str) -> Callable[[Evidence], str]:
     return lambda evidence: table_block(comparison(name), evidence)
 
 
+def _experiment(name: str) -> Callable[[Evidence], str]:
+    return lambda evidence: experiment_block(name, evidence)
+
+
 def _headline(evidence: Evidence) -> str:
     return "\n\n".join(part for part in (headline_block(evidence), headline_picture(evidence)) if part)
 
 
-BLOCKS: dict[str, Callable[[Evidence], str]] = {
+# Files of results/experiments whose rows are one recipe with one thing changed at a time.
+EXPERIMENTS = ("kf128-coarse-muon", "kf64-changed", "tcf32-drawn")
+#: About the paper: what a new document holds.
+PAPER_BLOCKS: dict[str, Callable[[Evidence], str]] = {
     "claims": claims_block,
     **{c.name: _table(c.name) for c in COMPARISONS},
     "cost": cost_block,
     "lorenz": lorenz_block,
     "long": long_block,
     "figures": figures_block,
+}
+BLOCKS = PAPER_BLOCKS | {
     "headline": _headline,
+    **{f"experiment-{name}": _experiment(name) for name in EXPERIMENTS},
 }
 
 
@@ -59,13 +70,18 @@ def gather(results: Path, *, place: str = "results") -> Evidence:
     if not results.is_dir():
         raise ValueError(f"a folder of results was expected at {results}, but there is none; run `ergoflow reproduce`")
     cells, long = ([read_cell(path) for path in list_cells(folder)] for folder in (results, long_folder(results)))
-    lorenz = lorenz_path(results)
+    lorenz, experiments = lorenz_path(results), results / "experiments"
     evidence = Evidence(
         groups=group_runs(cells) if cells else (),
         long=group_runs(long) if long else (),
         shipped=tuple(pretrained_models()),
         costs=read_costs(results),
         lorenz=json.loads(lorenz.read_text()) if lorenz.exists() else None,
+        experiments={
+            name: json.loads(path.read_text())
+            for name in EXPERIMENTS
+            if (path := experiments / f"{name}.json").exists()
+        },
         pictures=read_index(results),
         place=place,
     )
