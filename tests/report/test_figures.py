@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import base64
+import io
+import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -10,9 +13,11 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
+from PIL import Image
 
 from ergoflow.report import canvas, diagnostics, figures, maps
 from ergoflow.report.figures import Curve
+from ergoflow.report.names import shared_prefix
 from ergoflow.report.runs import RunView, group_runs
 from ergoflow.report.sections import figure_items
 
@@ -63,6 +68,15 @@ def test_spectrum_leaves_out_shell_zero_and_divides_by_the_truth() -> None:
     np.testing.assert_allclose(line(bottom, "m").get_ydata(), model[1:] / truth[1:])
 
 
+def test_rounding_errors_of_empty_shells_do_not_stretch_the_spectrum() -> None:
+    shells, truth = np.arange(9.0), 10.0 ** -np.arange(9)
+    top, _ = figures.draw_spectrum({"m": Curve(shells, truth)}, Curve(shells, truth), styles=STYLES).axes
+    assert top.get_ylim()[0] < truth[-1]
+    empty = np.where(shells < 8, truth, 1e-30)
+    top, _ = figures.draw_spectrum({"m": Curve(shells, truth)}, Curve(shells, empty), styles=STYLES).axes
+    assert top.get_ylim()[0] == pytest.approx(truth[1] / figures.SPECTRUM_SPAN)
+
+
 def test_spectra_on_other_shells_are_compared_where_they_meet() -> None:
     truth, short = Curve(np.arange(9.0), np.full(9, 2.0)), Curve(np.arange(5.0), np.full(5, 3.0))
     _, bottom = figures.draw_spectrum({"m": short}, truth, styles=STYLES).axes
@@ -92,6 +106,19 @@ def test_series_draws_every_trajectory_the_band_and_each_divergence() -> None:
     bounds = band.get_extents().transformed(axes.transData.inverted())
     assert bounds.y0 == pytest.approx(truth.mean() - 5 * truth.std())
     assert bounds.y1 == pytest.approx(truth.mean() + 5 * truth.std())
+
+
+def test_many_trajectories_become_one_median_per_model_in_which_a_failure_is_infinite() -> None:
+    truth = 1 + 0.3 * RNG.standard_normal((3, 11))
+    good, bad = np.arange(62.0)[:, None] + np.zeros(11), np.ones((3, 11))
+    bad[0, 4], bad[1:, 7] = np.nan, np.inf
+    (axes,) = figures.draw_series(
+        {"m": Curve(X, good), "a <b> $x$ 流": Curve(X, bad)}, truth, quantity="energy", diverged_at={}, styles=STYLES
+    ).axes
+    assert drawn(axes, "m") == (list(X), [30.5] * 11)
+    assert drawn(axes, STYLES["a <b> $x$ 流"].label)[1] == [1.0] * 7 + [np.inf] + [1.0] * 3
+    # Energies are not negative: the band's lower half must not take a third of the picture.
+    assert axes.get_ylim()[0] == 0.0
 
 
 def test_long_series_are_thinned() -> None:
@@ -194,6 +221,57 @@ def test_forty_runs_have_forty_distinct_styles() -> None:
     assert len({(style.color, str(style.dash)) for style in styles.values()}) == 40
 
 
+#: Linear RGB as seen without green and without red cones (Machado, Oliveira & Fernandes 2009, severity 1).
+WITHOUT_CONES = (
+    ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+)
+
+
+def linear(color: str) -> np.ndarray:
+    channels = np.array(to_rgb(color))
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def lightness_and_hue(rgb: np.ndarray) -> np.ndarray:
+    """CIELAB of linear RGB."""
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = np.cbrt(to_xyz @ np.clip(rgb, 1e-3, 1) / np.array([0.9505, 1.0, 1.089]))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("seen", WITHOUT_CONES)
+def test_colour_blind_readers_can_tell_any_two_of_twenty_runs_by_colour_or_dash(
+    seen: tuple[tuple[float, ...], ...],
+) -> None:
+    styles = canvas.line_styles([str(n) for n in range(20)]).values()
+    for one, other in itertools.combinations(styles, 2):
+        if one.dash == other.dash:
+            a, b = (lightness_and_hue(np.array(seen) @ linear(style.color)) for style in (one, other))
+            assert float(np.linalg.norm(a - b)) > 15, (one, other)
+
+
+def test_legends_leave_out_what_all_names_share() -> None:
+    assert [s.label for s in canvas.line_styles(["kf128-a3m", "kf128-a3m-free"]).values()] == ["a3m", "a3m-free"]
+    assert [s.label for s in canvas.line_styles(["kf128-a3m"]).values()] == ["kf128-a3m"]
+    assert shared_prefix(["kf128-a3m", "kf128-coarse-a3m"]) == "kf128-"
+    assert shared_prefix(["kf128-a", "kf12-b"]) == ""
+    assert shared_prefix(["same-name", "same-name"]) == ""
+
+
+@pytest.mark.parametrize("length", [1, 12, 30])
+@pytest.mark.parametrize("width", [5.0, 7.6])
+def test_no_legend_is_wider_than_its_figure(length: int, width: float) -> None:
+    figure, ((axes,),) = canvas.new_figure(width, 3.0)
+    for n in range(9):
+        axes.plot([0, 1], label=f"{n}-coarse-ergoformer-sigma16-exact"[:length])
+    canvas.add_legend(figure, axes)
+    canvas.to_png(figure, dpi=72)
+    box = figure.legends[0].get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert box.y0 >= 0
+
+
 def luminance(color: str) -> float:
     channels = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
     return float(np.dot((0.2126, 0.7152, 0.0722), channels))
@@ -220,6 +298,19 @@ def test_svg_inherits_ink_keeps_its_labels_and_refers_only_to_itself() -> None:
     assert len(set(identifiers)) == len(identifiers)
     assert set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg)) == set(identifiers)
     assert all(identifier.startswith("one-") for identifier in identifiers)
+
+
+def test_images_inside_a_drawing_keep_every_colour_and_take_a_byte_per_pixel() -> None:
+    field = RNG.random((20, 20))
+    figure, ((axes,),) = canvas.new_figure(2.0, 2.0)
+    maps.draw_field(axes, field, "thermal", 0.0, 1.0)
+    found = re.findall(r'base64,([^"]*)"', canvas.to_svg(figure, identifier="one", label="alt"))
+    (image,) = [Image.open(io.BytesIO(base64.b64decode(code))) for code in found]
+    assert image.mode == "P"
+    # The drawing turns the image over: its first row is the lowest.
+    wanted = np.rint(255 * canvas.color_map("thermal")(field)[..., :3])
+    shown = np.asarray(image.convert("RGB"), float)
+    assert min(np.abs(shown - wanted).max(), np.abs(shown[::-1] - wanted).max()) <= 1
 
 
 def test_a_run_that_a_figure_lacks_keeps_its_colour_from_the_others(make_run: Callable[..., RunView]) -> None:

@@ -6,6 +6,7 @@ transparent, so that one drawing serves the light page, the dark page and print.
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 import warnings
@@ -17,21 +18,31 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
+from PIL import Image
+
+from ergoflow.report.names import shared_prefix, shorten
 
 #: Text, axes and the truth. An odd value, because the SVG writer finds it again by its name.
 INK = "#1d2531"
 
-#: Mid tones with a contrast of at least 3:1 on the light and on the dark page.
-PALETTE = ("#3a7fc1", "#cf6a26", "#2f9160", "#c9495f", "#8a6bc4", "#238f9a", "#7b8a1f", "#c0589a")
+#: Mid tones with a contrast of at least 3:1 on the light and on the dark page. Colours that look alike without red or
+#: green cones (blue and purple, orange and olive, green and red, teal and magenta) share no dash among twenty.
+PALETTE = ("#3a7fc1", "#cf6a26", "#2f9160", "#238f9a", "#c9495f", "#8a6bc4", "#7b8a1f", "#c0589a")
 DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (3, 1.5)))
+COLOURS_PER_DASH = 4
 
 REFERENCE_DASHES = {"persistence": (0, (4, 2)), "climatology": (0, (1, 1.5)), "zero": (0, (6, 2, 1, 2))}
-LEGEND_NAME_LENGTH = 30
+#: Of a legend, in units of its font's size: the line before a name, and the gap between two columns.
+LEGEND_LINE, LEGEND_GAP = 2.6, 1.4
 #: A logarithmic axis whose ends have a smaller ratio than this labels 2 and 5 as well.
 LABEL_MINOR_BELOW = 100.0
+#: Dots per inch of pictures, and of what is a picture inside a drawing.
+DPI = 160
 #: Largest size on the page in pixels per point, so that all figures share one text size.
 SVG_SCALE = 1.42
 
@@ -59,8 +70,9 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class LineStyle:
-    """Colour, dash and width of one run, the same in every figure."""
+    """Name, colour, dash and width of one run, the same in every figure."""
 
+    label: str
     color: str
     dash: Any
     width: float
@@ -70,10 +82,19 @@ Styles = Mapping[str, LineStyle]
 
 
 def line_styles(names: Sequence[str]) -> Styles:
-    """A distinct style per name: colours first, then dashes; thinner when many share an axis."""
+    """A distinct style per name, thinner where many share an axis.
+
+    Legends leave out what all names begin with.
+    """
     width = 1.7 if len(names) <= 4 else 1.2 if len(names) <= 10 else 0.9
+    start = len(shared_prefix(names))
     return {
-        name: LineStyle(PALETTE[i % len(PALETTE)], DASHES[i // len(PALETTE) % len(DASHES)], width)
+        name: LineStyle(
+            label=shorten(name[start:]),
+            color=PALETTE[i % len(PALETTE)],
+            dash=DASHES[i // COLOURS_PER_DASH % len(DASHES)],
+            width=width,
+        )
         for i, name in enumerate(names)
     }
 
@@ -108,6 +129,8 @@ def add_colorbar(figure: Figure, image: Any, axes: Sequence[Axes], *, label: str
     bar.set_label(label, fontsize=_STYLE["axes.labelsize"], color=INK)
     bar.ax.tick_params(colors=INK, labelsize=_STYLE["ytick.labelsize"], width=0.7)
     bar.outline.set_visible(False)
+    # In a drawing 256 strips of colour would be 256 paths.
+    bar.solids.set_rasterized(True)
 
 
 def add_legend(figure: Figure, axes: Axes) -> None:
@@ -115,20 +138,22 @@ def add_legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
-    many = len(labels) > 8
-    columns = max(1, min(len(labels), int(figure.get_figwidth() * 16 / (max(map(len, labels)) + 6))))
+    size = 7.0 if len(labels) > 8 else 8.0
+    # In units of the font's size: letters of 0.6, the line before them, the gaps around both.
+    width = (0.6 * max(map(len, labels)) + LEGEND_LINE + LEGEND_GAP + 0.8) * size / 72
+    columns = max(1, min(len(labels), int(figure.get_figwidth() / width)))
     lines = -(-len(labels) // columns)
-    figure.set_figheight(figure.get_figheight() + lines * (0.16 if many else 0.19) + 0.08)
+    figure.set_figheight(figure.get_figheight() + lines * size * 0.0235 + 0.08)
     figure.legend(
         handles,
         labels,
         loc="outside lower center",
         ncols=columns,
         frameon=False,
-        fontsize=7.0 if many else 8.0,
+        fontsize=size,
         labelcolor=INK,
-        handlelength=2.6,
-        columnspacing=1.4,
+        handlelength=LEGEND_LINE,
+        columnspacing=LEGEND_GAP,
         labelspacing=0.3,
     )
 
@@ -158,15 +183,6 @@ def power_of_ten(value: float) -> str:
         return f"{value:g}"
     exponent = round(np.log10(value))
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def shorten(name: str) -> str:
-    """The name, cut in the middle when a legend could not hold it; never read as mathematics."""
-    name = " ".join(name.split()).lstrip("_") or "unnamed"
-    if len(name) > LEGEND_NAME_LENGTH:
-        half = LEGEND_NAME_LENGTH // 2
-        name = f"{name[:half]}…{name[-half + 1 :]}"
-    return name.replace("$", r"\$")
 
 
 def color_map(name: str) -> Colormap:
@@ -199,11 +215,13 @@ def shrink(field: np.ndarray, side: int) -> np.ndarray:
     return field
 
 
-def to_png(figure: Figure, *, dpi: int = 160) -> bytes:
+def to_png(figure: Figure, *, dpi: int = DPI) -> bytes:
     """The figure as PNG on white, for sharing."""
     stream = io.BytesIO()
+    figure.set(dpi=dpi, facecolor="white")
+    # Not `savefig`: it draws every figure twice.
     with _any_glyph():
-        figure.savefig(stream, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+        FigureCanvasAgg(figure).print_png(stream, metadata={"Software": None})
     return stream.getvalue()
 
 
@@ -216,8 +234,9 @@ def to_svg(figure: Figure, *, identifier: str, label: str) -> str:
     stream = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": identifier, "image.composite_image": False}
+    figure.set(dpi=DPI, facecolor="none")
     with matplotlib.rc_context(settings), _any_glyph():
-        figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
+        FigureCanvasSVG(figure).print_svg(stream, metadata=nothing)
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :]
     width, height = figure.get_size_inches() * 72
@@ -225,7 +244,9 @@ def to_svg(figure: Figure, *, identifier: str, label: str) -> str:
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r"font(?:-family)?: [^;\"]*sans-serif[^;\"]*;? ?", _font_size_only, svg)
     svg = re.sub(r' style="image-rendering:[^"]*"', "", svg)
-    svg = svg.replace("xlink:href", "href").replace("base64,\n", "base64,").replace(INK, "currentColor")
+    svg = re.sub(r"(?<=base64,)[^\"]*", _with_palette, svg)
+    svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
+    svg = re.sub(r">\s+<", "><", svg).replace(" \n", " ")
     svg = re.sub(r"<[^>]*>", _short_numbers, _rename_ids(svg, identifier))
     head = f'<svg role="img" aria-label="{label}" viewBox="0 0 {width:.1f} {height:.1f}"'
     return f'{head} style="max-width:{width * SVG_SCALE:.0f}px">{svg}'
@@ -237,6 +258,20 @@ def _any_glyph() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
+
+
+def _with_palette(match: re.Match[str]) -> str:
+    """A base64 PNG of at most 256 colours, none transparent, with a byte per pixel for four; others as they are."""
+    image = Image.open(io.BytesIO(base64.b64decode(match.group())))
+    pixels = np.asarray(image.convert("RGBA"))
+    colors, index = np.unique(pixels.reshape(-1, 4), axis=0, return_inverse=True)
+    if len(colors) > 256 or colors[:, 3].min() < 255:
+        return match.group().strip()
+    small = Image.fromarray(index.reshape(pixels.shape[:2]).astype(np.uint8))
+    small.putpalette(np.ascontiguousarray(colors[:, :3]).tobytes())
+    stream = io.BytesIO()
+    small.save(stream, format="png", optimize=True)
+    return base64.b64encode(stream.getvalue()).decode("ascii")
 
 
 def _short_numbers(tag: re.Match[str]) -> str:

@@ -20,9 +20,9 @@ TITLES = {
 }
 
 _STABILITY = (
-    "at every step of the free-running model, one line per test trajectory (first seed). A stable model "
-    "stays in the band, the truth's mean ± 5 standard deviations. A slow drift is a wrong climate; a cross "
-    "marks a roll-out that diverged."
+    "at every step of the free-running model (first seed): one line per test trajectory or, where there are many, one "
+    "line per model, the median over its trajectories. A stable model stays in the band, the truth's mean ± 5 standard "
+    "deviations. A slow drift is a wrong climate; a cross marks a roll-out that diverged."
 )
 
 CAPTIONS = {
@@ -83,7 +83,7 @@ CAPTIONS = {
         "share one climate."
     ),
     "attention": (
-        "Axial kernels, each on its own symmetric scale. A bright diagonal is local transport; a smooth "
-        "plane is a global mean."
+        "Axial kernels, each on its own symmetric scale: red is positive, blue negative. A strong diagonal is local "
+        "transport; a smooth plane is a global mean."
     ),
 }

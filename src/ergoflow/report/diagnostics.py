@@ -17,7 +17,6 @@ from ergoflow.report.canvas import (
     log_ticks,
     new_figure,
     set_title,
-    shorten,
 )
 
 #: A training curve is thinned to this many points by averaging neighbours.
@@ -32,16 +31,16 @@ def draw_operator(
     angle = np.linspace(0, 2 * np.pi, 181)
     circle.plot(np.cos(angle), np.sin(angle), color=INK, alpha=0.55, linewidth=0.8)
     # Points of later runs are smaller: those of earlier ones show around them.
-    for size, (name, points) in zip(range(len(eigenvalues), 0, -1), eigenvalues.items(), strict=True):
+    for size, (name, points) in zip(np.linspace(5.5, 2.5, len(eigenvalues)), eigenvalues.items(), strict=True):
         circle.plot(
             points.real,
             points.imag,
             marker="o",
-            markersize=1.0 + 1.5 * size,
+            markersize=size,
             markeredgewidth=0.0,
             linestyle="none",
             color=styles[name].color,
-            label=shorten(name),
+            label=styles[name].label,
         )
     circle.set(aspect="equal", xlabel="Re", ylabel="Im")
     set_title(circle, "eigenvalues of G")
@@ -52,7 +51,7 @@ def draw_operator(
             color=style.color,
             linestyle=style.dash,
             linewidth=style.width,
-            label=shorten(name),
+            label=style.label,
         )
     values.axhline(1, color=INK, alpha=0.55, linewidth=0.8)
     values.set(xlabel="index", ylabel="singular value")
@@ -87,7 +86,7 @@ def draw_lyapunov(models: Mapping[str, np.ndarray], truth: np.ndarray | None, *,
             linewidth=style.width,
             marker="s",
             markersize=2.8,
-            label=shorten(name),
+            label=style.label,
         )
     axes.set(xlabel="index", ylabel="Lyapunov exponent (1/s)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -108,7 +107,7 @@ def draw_training(logs: Mapping[str, Sequence[Mapping[str, Any]]], *, styles: St
             color=style.color,
             linestyle=style.dash,
             linewidth=style.width,
-            label=shorten(name),
+            label=style.label,
         )
         valid = [
             (record["step"], record["valid"]["relative_l2@1"])

@@ -24,13 +24,16 @@ from ergoflow.report.canvas import (
     log_ticks,
     new_figure,
     set_title,
-    shorten,
 )
 
 #: Beyond this many points per figure the series are thinned: a browser draws no more.
 MAX_SERIES_POINTS = 16_000
+#: With more trajectories than this a figure of them shows each model's median.
+MAX_SERIES_LINES = 60
 #: With more models than this their bands hide one another and are left out.
 MAX_BANDS = 6
+#: Energies smaller than the largest by more than this are not shown.
+SPECTRUM_SPAN = 1e10
 #: The stability band of METRICS.md, in standard deviations of the truth.
 SIGMA_BAND = 5.0
 
@@ -76,6 +79,10 @@ def draw_spectrum(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) 
         panel.set_yscale("log")
         log_ticks(panel, "y")
         add_grid(panel)
+    # Shells that the solver's dealiasing empties hold rounding errors: they would take half of the axis.
+    lowest = min((float(c.y[c.y > 0].min()) for c in (truth, *models.values()) if (c.y > 0).any()), default=0.0)
+    if lowest < truth.y.max() / SPECTRUM_SPAN:
+        top.set_ylim(bottom=truth.y.max() / SPECTRUM_SPAN)
     bottom.set_ylim(0.2, 5.0)
     bottom.set_yticks([0.2, 0.5, 1, 2, 5], labels=["0.2", "0.5", "1", "2", "5"])
     bottom.minorticks_off()
@@ -119,22 +126,24 @@ def draw_series(
 ) -> Figure:
     """Every trajectory's energy or enstrophy (J, T) over the roll-out, with the truth's mean ± 5 σ band.
 
-    A cross marks the last value of a roll-out that left the finite numbers or is listed in `diverged_at`
-    (-1 = never).
+    More trajectories than `MAX_SERIES_LINES` would hide one another: each model has the median over its own instead,
+    which ends where half of them have failed. A cross marks the last value of a roll-out that left the finite numbers
+    or is listed in `diverged_at` (-1 = never).
     """
     figure, ((axes,),) = new_figure(5.0, 3.1)
     mean, half = float(truth.mean()), SIGMA_BAND * float(truth.std())
-    limits = (mean - 2 * half, mean + 2 * half)
+    # Neither quantity can be negative.
+    limits = (max(0.0, mean - 2 * half), mean + 2 * half)
     axes.axhspan(mean - half, mean + half, color=INK, alpha=0.09, linewidth=0, label=f"truth ± {SIGMA_BAND:g} σ")
     axes.axhline(mean, color=INK, linewidth=1.1, label="truth, mean")
-    stride = max(1, -(-sum(curve.y.size for curve in models.values()) // MAX_SERIES_POINTS))
+    many = sum(len(curve.y) for curve in models.values()) > MAX_SERIES_LINES
+    lines = {name: _median(curve.y) if many else curve.y for name, curve in models.items()}
+    stride = max(1, -(-sum(line.size for line in lines.values()) // MAX_SERIES_POINTS))
     for name, curve in models.items():
         style = styles[name]
-        for index, values in enumerate(curve.y):
-            line = axes.plot(
-                curve.x[::stride], values[::stride], color=style.color, linestyle=style.dash, linewidth=0.8
-            )
-            line[0].set_label(shorten(name) if index == 0 else "_nolegend_")
+        for index, values in enumerate(lines[name]):
+            (line,) = axes.plot(curve.x[::stride], values[::stride], color=style.color, linestyle=style.dash)
+            line.set(linewidth=style.width if many else 0.8, label=style.label if index == 0 else "_nolegend_")
         _mark_divergences(axes, curve, diverged_at.get(name, ()), style.color, limits)
     if half > 0:
         axes.set_ylim(*limits)
@@ -185,7 +194,7 @@ def _draw_models(axes: Axes, models: Mapping[str, Curve], styles: Styles) -> Non
         if curve.low is not None and curve.high is not None and len(models) <= MAX_BANDS:
             axes.fill_between(curve.x, curve.low, curve.high, color=style.color, alpha=0.18, linewidth=0)
         (line,) = axes.plot(curve.x, curve.y, color=style.color, linestyle=style.dash, linewidth=style.width)
-        line.set_label(shorten(name))
+        line.set_label(style.label)
         lost = np.flatnonzero(~np.isfinite(curve.y))
         if lost.size and lost[0] > 0:
             axes.plot(curve.x[lost[0] - 1], curve.y[lost[0] - 1], "x", color=style.color, markersize=7)
@@ -206,6 +215,11 @@ def _mark_divergences(
         # A roll-out that was never finite is marked at the top edge.
         height = float(np.clip(values[last], *limits)) if np.isfinite(values[last]) else limits[1]
         axes.plot(curve.x[last], height, "x", color=color, markersize=8, clip_on=False)
+
+
+def _median(values: np.ndarray) -> np.ndarray:
+    """The median over trajectories (1, T), where a failed one is infinite."""
+    return np.asarray(np.median(np.where(np.isfinite(values), values, np.inf), axis=0, keepdims=True))
 
 
 def _positive(curve: Curve) -> Curve:

@@ -45,7 +45,7 @@ def draw_kinetic_energy(truth: np.ndarray, model: np.ndarray, *, side: int, axes
     percent = 100 * np.abs(model - truth) / np.maximum(truth, 0.05 * truth.mean())
     for panel, field, title in zip(panels[0], (truth, model), ("truth", "model"), strict=False):
         image = draw_field(panel, field, "thermal", 0.0, highest, title=title)
-    add_colorbar(figure, image, list(panels[0, :2]), label="TKE")
+    add_colorbar(figure, image, list(panels[0, :2]), label="TKE", extend="max")
     error = draw_field(panels[0, 2], percent, "amp", 0.0, 100.0, title=f"error, mean {percent_text(percent.mean())}")
     add_colorbar(figure, error, [panels[0, 2]], label="|error| (%)", extend="max")
     return figure
@@ -72,7 +72,7 @@ def draw_snapshots(
         draw_field(panels[1, column], model[column], name, low, high)
         error = draw_field(panels[2, column], model[column] - truth[column], "balance", -span, span)
     for row, text in enumerate(("truth", "prediction", "prediction − truth")):
-        panels[row, 0].set_ylabel(text)
+        label_row(panels[row, 0], text)
     add_colorbar(figure, image, list(panels[:2].ravel()), extend="both")
     add_colorbar(figure, error, list(panels[2]), extend="both")
     return figure
@@ -97,7 +97,7 @@ def draw_attention(kernels: Mapping[str, np.ndarray], *, side: int) -> Figure:
                 limit,
                 title=f"head {head + 1}" if row == 0 else "",
             )
-        panels[row, 0].set_ylabel(f"along {axis}")
+        label_row(panels[row, 0], f"along {axis}")
     return figure
 
 
@@ -113,10 +113,16 @@ def draw_field(
 
 
 def leave_blank(axes: Axes, title: str = "") -> None:
-    """A panel without ticks and frame."""
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_visible(False)
+    """A panel without axes and frame: what is hidden need not be measured to find the panel's place."""
+    for hidden in (axes.xaxis, axes.yaxis, axes.patch, *axes.spines.values()):
+        hidden.set_visible(False)
     set_title(axes, title)
+
+
+def label_row(axes: Axes, text: str) -> None:
+    """What a row of panels shows, written upwards beside the first of them."""
+    axes.set(yticks=[], ylabel=text)
+    axes.yaxis.set_visible(True)
 
 
 def percent_text(percent: float) -> str:

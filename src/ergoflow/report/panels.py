@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from ergoflow.report.canvas import INK, add_colorbar, add_grid, new_figure, set_title, shorten, shrink
-from ergoflow.report.maps import SCALE_QUANTILE, draw_field, leave_blank, percent_text, upright
+from ergoflow.report.canvas import INK, PALETTE, add_colorbar, add_grid, new_figure, set_title, shrink
+from ergoflow.report.maps import SCALE_QUANTILE, draw_field, label_row, leave_blank, percent_text, upright
+from ergoflow.report.names import shorten
 
 #: Panels of a map stand in rows of at most this many.
 PANELS_PER_ROW = 5
@@ -33,7 +34,7 @@ def draw_energy_errors(
     energy = draw_field(flat[0], field, "thermal", 0.0, float(field.max()) or 1.0, title="truth")
     for panel, (name, model) in zip(flat[1:], models.items(), strict=False):
         if model is None:
-            leave_blank(panel, f"{shorten(name)}: failed")
+            draw_field(panel, np.full_like(field, np.nan), "amp", 0.0, PERCENT_LIMIT, title=f"{shorten(name)}: failed")
             continue
         percent = 100 * np.abs(shrink(upright(model, axes), side) - field)
         percent /= np.maximum(field, PERCENT_FLOOR * field.mean())
@@ -61,7 +62,7 @@ def draw_forecast_errors(
     fields = shrink(upright(truth, axes), side)
     for row, step in enumerate(steps):
         image = draw_field(panels[row, 0], fields[row], "balance", -limit, limit, title="" if row else "truth")
-        panels[row, 0].set_ylabel(f"step {int(step)}")
+        label_row(panels[row, 0], f"step {int(step)}")
     for column, (name, model) in enumerate(models.items(), start=1):
         errors = np.abs(shrink(upright(model, axes), side) - fields)
         for row in range(rows):
@@ -90,7 +91,7 @@ def draw_bandwidths(kernels: Mapping[str, Mapping[str, np.ndarray]], *, side: in
             limit = float(np.abs(maps[block]).max()) or 1.0
             draw_field(panel, shrink(maps[block], side), "balance", -limit, limit, title=title)
     for row, block in enumerate(blocks):
-        panels[row, 0].set_ylabel(block)
+        label_row(panels[row, 0], block)
     return figure
 
 
@@ -103,11 +104,13 @@ def draw_lorenz(orbits: Mapping[str, np.ndarray], estimates: Mapping[str, np.nda
         set_title(panel, name)
         add_grid(panel)
     last = panels[-1]
-    last.axhline(reference, color=INK, alpha=0.6, linewidth=0.9, linestyle="dashed", label=f"{reference}, quoted")
-    for place, (name, values) in enumerate(estimates.items()):
+    last.axhline(reference, color=INK, alpha=0.6, linewidth=0.9, linestyle="dashed")
+    last.text(0.5, reference, f"quoted\n{reference}", color=INK, fontsize=8, ha="center", va="center", linespacing=1.7)
+    for place, (values, color) in enumerate(zip(estimates.values(), PALETTE, strict=False)):
         leading = values[:, 0]
-        last.plot(np.full(len(leading), place), leading, "o", markersize=3, alpha=0.5, label=f"{name}, estimates")
+        last.plot(np.full(len(leading), place), leading, "o", color=color, markersize=3, alpha=0.6)
         last.plot(place, leading.mean(), "_", color=INK, markersize=18)
+    last.set_ylabel("λ₁ (1 / time unit)")
     last.set_xticks(range(len(estimates)), labels=list(estimates))
     last.set_xlim(-0.6, len(estimates) - 0.4)
     set_title(last, "largest exponent")
