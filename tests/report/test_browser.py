@@ -350,3 +350,19 @@ def test_the_page_fits_on_paper(opened: Browser, page: Path) -> None:
     assert opened.run("document.documentElement.scrollWidth") <= 688
     opened.call("Emulation.setEmulatedMedia", media="")
     assert base64.b64decode(opened.call("Page.printToPDF")["data"]).startswith(b"%PDF")
+
+
+def test_without_scripts_every_map_is_there_and_no_dead_control(tab: Browser, page: Path) -> None:
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        tab.call("Page.navigate", url=page.as_uri())
+        shown = "[...document.querySelectorAll({!r})].filter((e) => e.checkVisibility()).length"
+        tab.wait(f"document.readyState === 'complete' && {shown.format('figure[data-run]')} > 0")
+        assert tab.run(shown.format("figure[data-run]")) == tab.run(
+            "document.querySelectorAll('figure[data-run]').length"
+        )
+        for control in ("#theme", ".menu select", "select.variant", ".play"):
+            assert tab.run(f"document.querySelectorAll({control!r}).length") > 0
+            assert tab.run(shown.format(control)) == 0
+    finally:
+        tab.call("Emulation.setScriptExecutionDisabled", value=False)

@@ -124,6 +124,16 @@ def test_tables_beside_the_page_hold_what_the_page_shows(folder: Path) -> None:
                 assert f'data-value="{shown}"' in text
 
 
+def test_the_best_run_comes_first_and_the_cards_say_whose_they_are(make_run: Make, tmp_path: Path) -> None:
+    runs = [make_run(name, skill=skill) for name, skill in (("poor", 0.5), ("best", 0.01), ("fair", 0.06))]
+    bare = [dataclasses.replace(run, curves={}, log=[]) for run in runs]
+    text = render(bare, tmp_path, title="t").read_text(encoding="utf-8")
+    assert re.findall(r'<tr class="model"><th scope="row">(\w+)', text)[:3] == ["best", "fair", "poor"]
+    assert '<h3>Best of 3: best</h3><ul class="cards">' in text
+    rows = json.loads((tmp_path / "tables.json").read_text(encoding="utf-8"))["tables"][0]["rows"]
+    assert [row["label"] for row in rows[:3]] == ["best", "fair", "poor"]
+
+
 def test_a_null_score_is_shown_as_failed(folder: Path) -> None:
     text = (folder / "index.html").read_text(encoding="utf-8")
     assert re.search(r'class="cell failed" data-metric="me_ape" data-value="Infinity"><b>failed</b>', text)

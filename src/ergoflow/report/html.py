@@ -25,11 +25,11 @@ from ergoflow.report.canvas import to_png, to_svg
 from ergoflow.report.player import MAX_PIXELS, pack_player
 from ergoflow.report.runs import RunGroup, RunView, group_runs, slugify, task_of
 from ergoflow.report.sections import figure_items
-from ergoflow.report.summary import cards, sentence
+from ergoflow.report.summary import best_first, best_row, cards, sentence
 from ergoflow.report.tables import Table, build_table, to_csv, to_json
 
-#: Points of all maps of a page (about four bytes each), and the panels one run usually shows.
-MAP_PIXELS = 900_000
+#: Points of all maps of a page (about a byte each), and the panels one run usually shows.
+MAP_PIXELS = 2_000_000
 PANELS_PER_RUN = 18
 
 
@@ -77,14 +77,14 @@ class _Budget:
 
 
 def _by_task(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
-    """Groups gathered by dataset and step length, keyed by a slug that is unique on the page."""
+    """Groups gathered by dataset and step length, the best first, keyed by a slug that is unique on the page."""
     tasks: dict[tuple[str, float], list[RunGroup]] = {}
     for group in groups:
         tasks.setdefault(task_of(group.first), []).append(group)
     slugs: dict[str, list[RunGroup]] = {}
     for (dataset, _), members in tasks.items():
         slug = slugify(dataset)
-        slugs[slug if slug not in slugs else f"{slug}-{len(slugs) + 1}"] = members
+        slugs[slug if slug not in slugs else f"{slug}-{len(slugs) + 1}"] = best_first(members)
     return slugs
 
 
@@ -124,7 +124,9 @@ def _chapter(
     drawn: Callable[[str], object],
 ) -> str:
     """One task's part of the page; its figures are also written as PNG."""
-    parts = [_heading(slug, groups, table), markup.card_list(cards(table, groups))]
+    best = best_row(table).label
+    opening = best if len(groups) == 1 else f"Best of {len(groups)}: {best}"
+    parts = [_heading(groups, table), f"<h3>{escape(opening)}</h3>", markup.card_list(cards(table, groups))]
     parts.append("<h3>Scores</h3>")
     parts.append(_tables(slug, table))
     parts.append(_player(slug, groups, budget))
@@ -134,7 +136,7 @@ def _chapter(
     return f'<section class="chapter" id="{slug}">{"".join(parts)}</section>'
 
 
-def _heading(slug: str, groups: Sequence[RunGroup], table: Table) -> str:
+def _heading(groups: Sequence[RunGroup], table: Table) -> str:
     tests = sorted(
         {(run.scores["num_trajectories"], run.scores["rollout_steps"]) for group in groups for run in group.runs}
     )

@@ -159,7 +159,8 @@ def provenance(groups: Sequence[RunGroup]) -> str:
     details = "".join(_recipe_details(run) for run in runs)
     return (
         f'<div class="scroll"><table class="plain"><caption>Runs behind this page</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{details}"
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<details><summary>Recipes, hardware and versions</summary>{details}</details>"
     )
 
 
@@ -186,10 +187,7 @@ def _provenance_row(run: RunView, stages: Sequence[str]) -> str:
 def _recipe_details(run: RunView) -> str:
     shown = {"recipe": run.recipe, "hardware": run.scores["hardware"], "versions": run.scores["versions"]}
     text = json.dumps(shown, indent=2, ensure_ascii=False, default=str)
-    return (
-        f"<details><summary>Recipe, hardware and versions of {escape(run.name)}, seed {run.seed}</summary>"
-        f"<pre>{escape(text)}</pre></details>"
-    )
+    return f"<details><summary>{escape(run.name)}, seed {run.seed}</summary><pre>{escape(text)}</pre></details>"
 
 
 def _family(table: Table, column: Column) -> tuple[Column, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ergoflow.report.runs import RunGroup, share_in_range
-from ergoflow.report.tables import FLOOR_LABEL, STRAYED, Row, Table
+from ergoflow.report.tables import FLOOR_LABEL, STRAYED, Row, Table, build_table
 
 MAX_METRIC_CARDS = 6
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -27,18 +27,16 @@ class Card:
     verdict: str | None = None
 
 
+def best_first(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """The groups of one task from the best on the headline metrics to the worst (see the module docstring)."""
+    table = build_table(groups)
+    rows = {row.label: row for row in table.rows if row.kind == "model"}
+    return sorted(groups, key=lambda group: _rank(table, rows[group.name]))
+
+
 def best_row(table: Table) -> Row:
-    """The model row that did best on the headline metrics (see the module docstring)."""
-
-    def rank(row: Row) -> tuple[int, int, float]:
-        verdicts = _verdicts(table, row)
-        first = row.cells.get(table.headlines[0].key) if table.headlines else None
-        value = first.value if first is not None and first.value is not None else math.inf
-        sign = -1 if table.headlines and table.headlines[0].better == "higher" else 1
-        good = sum(verdict in ("at floor", "better") for verdict in verdicts)
-        return -good, -verdicts.count("at floor"), sign * value
-
-    return min((row for row in table.rows if row.kind == "model"), key=rank)
+    """The model row that did best on the headline metrics."""
+    return min((row for row in table.rows if row.kind == "model"), key=lambda row: _rank(table, row))
 
 
 def sentence(table: Table, groups: Sequence[RunGroup]) -> str:
@@ -133,6 +131,16 @@ def duration(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds / 60:.3g} min"
     return f"{seconds / 3600:.3g} h"
+
+
+def _rank(table: Table, row: Row) -> tuple[int, int, float]:
+    """The lower the better."""
+    verdicts = _verdicts(table, row)
+    first = row.cells.get(table.headlines[0].key) if table.headlines else None
+    value = first.value if first is not None and first.value is not None else math.inf
+    sign = -1 if table.headlines and table.headlines[0].better == "higher" else 1
+    good = sum(verdict in ("at floor", "better") for verdict in verdicts)
+    return -good, -verdicts.count("at floor"), sign * value
 
 
 def _verdicts(table: Table, row: Row) -> list[str]:
