@@ -15,7 +15,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from ergoflow.report import canvas, diagnostics, figures, maps
+from ergoflow.report import canvas, diagnostics, figures, maps, saving
 from ergoflow.report.figures import Curve
 from ergoflow.report.names import shared_prefix
 from ergoflow.report.runs import RunView, group_runs
@@ -266,7 +266,7 @@ def test_no_legend_is_wider_than_its_figure(length: int, width: float) -> None:
     for n in range(9):
         axes.plot([0, 1], label=f"{n}-coarse-ergoformer-sigma16-exact"[:length])
     canvas.add_legend(figure, axes)
-    canvas.to_png(figure, dpi=72)
+    saving.to_png(figure, dpi=72)
     box = figure.legends[0].get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
     assert box.y0 >= 0
@@ -287,7 +287,7 @@ def test_every_line_colour_can_be_seen_on_both_pages(ground: str) -> None:
 def test_svg_inherits_ink_keeps_its_labels_and_refers_only_to_itself() -> None:
     figure = figures.draw_density({"a <b> $x$ 流": Curve(X, X)}, Curve(X, 2 * X), styles=STYLES)
     figure.axes[0].set_xticks([1.23456], labels=["1.23456"])
-    svg = canvas.to_svg(figure, identifier="one", label="alt")
+    svg = saving.to_svg(figure, identifier="one", label="alt")
     assert "1.23456<" in svg
     assert "currentColor" in svg
     assert canvas.INK not in svg
@@ -304,7 +304,7 @@ def test_images_inside_a_drawing_keep_every_colour_and_take_a_byte_per_pixel() -
     field = RNG.random((20, 20))
     figure, ((axes,),) = canvas.new_figure(2.0, 2.0)
     maps.draw_field(axes, field, "thermal", 0.0, 1.0)
-    found = re.findall(r'base64,([^"]*)"', canvas.to_svg(figure, identifier="one", label="alt"))
+    found = re.findall(r'base64,([^"]*)"', saving.to_svg(figure, identifier="one", label="alt"))
     (image,) = [Image.open(io.BytesIO(base64.b64decode(code))) for code in found]
     assert image.mode == "P"
     # The drawing turns the image over: its first row is the lowest.
@@ -329,7 +329,7 @@ def test_a_run_that_a_figure_lacks_keeps_its_colour_from_the_others(make_run: Ca
 def test_drawing_leaves_the_global_style_and_pyplot_alone(make_run: Callable[..., RunView]) -> None:
     before = dict(matplotlib.rcParams)
     for item in figure_items(group_runs([make_run(walls=True)]), side=16):
-        canvas.to_svg(item.figure, identifier="x", label="")
+        saving.to_svg(item.figure, identifier="x", label="")
     assert dict(matplotlib.rcParams) == before
     assert sys.modules["matplotlib.pyplot"].get_fignums() == []
 

@@ -39,10 +39,10 @@ def test_a_row_links_to_its_cell_and_shows_floors_and_gaps(make_run: MakeRun) ->
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"exponent": 0.101}, "lambda1_error 0.101, at most 0.1 allowed"),
-        ({"exponent": float("inf")}, "lambda1_error failed"),
-        ({"skill": 0.0902}, "me_lrw 0.0451, at most 0.045 allowed"),
-        ({"skill": 0.12}, "me_ape 0.048, at most 0.045 allowed; kf128-coarse-ergoformer: me_lrw"),
+        ({"exponent": 0.101}, "error of λ₁ 0.101, at most 0.1 allowed"),
+        ({"exponent": float("inf")}, "error of λ₁ failed"),
+        ({"skill": 0.0902}, "ME-LRw 0.0451, at most 0.045 allowed"),
+        ({"skill": 0.12}, "ME-APE 0.048, at most 0.045 allowed; kf128-coarse-ergoformer: ME-LRw"),
     ],
 )
 def test_each_limit_is_one(make_run: MakeRun, changes: dict, reason: str) -> None:

@@ -85,4 +85,14 @@ def test_what_is_not_drawn_yet_is_said_with_its_command(evidence: Evidence) -> N
     assert "![Lorenz-63](../results/figures/lorenz63.png)" in figures_block(shown)
     assert "changed since it was drawn" in figures_block(shown)
     nothing = Evidence(pictures={"lorenz63": entry | {"file": None}})
-    assert "Not drawn: none of [`results/lorenz/lorenz63.json`]" in figures_block(nothing)
+    assert "Not drawn: no cell has what it shows, [`results/lorenz/lorenz63.json`]" in figures_block(nothing)
+
+
+def test_a_caption_names_each_of_its_files_by_what_tells_it_from_the_others() -> None:
+    evidence = Evidence(place="../results")
+    files = ["kf128-a3m/seed0.json", "kf128-a3m-free/seed0.json", "kf128-a3m-free/seed1.json"]
+    assert evidence.link_cells(files) == (
+        "`results/kf128-<row>`: [a3m](../results/kf128-a3m/seed0.json), "
+        "[a3m-free seed0](../results/kf128-a3m-free/seed0.json), [a3m-free seed1](../results/kf128-a3m-free/seed1.json)"
+    )
+    assert evidence.link_cells(files[:1]) == "[`results/kf128-a3m/seed0.json`](../results/kf128-a3m/seed0.json)"

@@ -39,7 +39,7 @@ def test_our_number_stands_before_the_printed_one(make_run: MakeRun) -> None:
     cells = [cell.strip() for cell in row.split("|")[2:-1]]
     for cell, key, printed in zip(cells, TABLE_1.columns, TABLE_1.rows["MNO"], strict=False):
         value = table_1(make_run)[0].scores["metrics"][key]["rows"]["model"]["value"]
-        assert cell.startswith(f"{value:.3g} [")
+        assert cell.replace("**", "").startswith(f"{value:.3g} [")
         assert cell.endswith(f"({printed:g})")
     assert cells[-1] == "100%"
 
@@ -48,6 +48,26 @@ def test_floor_and_trivial_rows_stand_in_the_table(make_run: MakeRun) -> None:
     lines = block("table1", table_1(make_run)).splitlines()
     assert any(line.startswith("| *truth against truth* |") for line in lines)
     assert any(line.startswith("| *persistence* |") for line in lines)
+
+
+def test_bold_is_what_is_at_the_floor_and_the_lowest_where_there_is_no_floor(make_run: MakeRun) -> None:
+    runs = table_1(make_run)
+    for run in runs:
+        run.scores["metrics"]["relative_l2@5"]["floor"] = None  # type: ignore[index]
+        run.scores["metrics"]["me_ape"]["rows"]["model"]["verdict"] = "better"
+    # The lowest of a column with a floor is not bold unless it is at the floor; two at the floor are bold both.
+    for run in runs[:2]:
+        run.scores["metrics"]["me_ape"]["rows"]["model"]["verdict"] = "at floor"
+    # A row that failed has no number that could be the lowest.
+    runs[3].scores["metrics"]["relative_l2@5"]["rows"]["model"].update(value=None, verdict="failed")
+    for text in (block("table1", runs), headline_block(Evidence(groups=group_runs(runs)))):
+        lines = text.splitlines()
+        head = next([cell.strip() for cell in line.split("|")] for line in lines if line.startswith("| model |"))
+        rows = {line.split("]")[0][3:]: line.split("|") for line in lines if line.startswith("| [")}
+        bold = {label: [row for row in rows if "**" in rows[row][head.index(label)]] for label in head if label}
+        assert bold["Rel. L2, τ = 5"] == ["a3m"]
+        assert bold["ME-APE"] == ["mno", "uno"]
+        assert "Bold: at the floor" in text
 
 
 def test_a_failed_row_says_so(make_run: MakeRun) -> None:
@@ -97,7 +117,7 @@ def test_seeds_are_averaged_and_every_file_is_named(make_run: MakeRun) -> None:
     row = next(line for line in text.splitlines() if line.startswith("| a3m (seeds [0]("))
     for seed in (0, 1, 2):
         assert f"[{seed}](../results/kf256-coarse-a3m/seed{seed}.json)" in row
-        assert f"[`results/kf256-coarse-a3m/seed{seed}.json`]" in text
+        assert f"[`kf256-coarse-a3m/seed{seed}.json`](../results/kf256-coarse-a3m/seed{seed}.json)" in text
     values = [run.scores["metrics"]["relative_l2@5"]["rows"]["model"]["value"] for run in runs]
     assert float(row.split("|")[2].split()[0]) == pytest.approx(sum(values) / 3, rel=5e-3)
 

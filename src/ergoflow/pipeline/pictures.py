@@ -24,13 +24,13 @@ from ergoflow.data.files import write_bytes_atomic
 from ergoflow.pipeline.lorenz import lorenz_path
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.runs import write_json
-from ergoflow.report.canvas import to_png
 from ergoflow.report.evidence import Evidence, cell_file
 from ergoflow.report.panels import draw_lorenz
 from ergoflow.report.paper_figures import LORENZ, MAX_BYTES, PICTURES, Picture
+from ergoflow.report.saving import to_png
 
 # Raised when drawings change, so that every figure is drawn anew.
-FIGURES_FORMAT = 2
+FIGURES_FORMAT = 3
 # Tried in this order until a file is small enough.
 DPI = (130, 100, 80, 60)
 COLOURS = 256
@@ -133,9 +133,10 @@ def _with_palette(png: bytes) -> bytes:
     """The same picture in COLOURS colours: maps of smooth fields shrink by a factor of three or more.
 
     Colours are chosen to cover those that occur: the common ones alone would turn the dark end of blue into red.
+    Then each moves to the mean of what it stands for, or grey lines would be tinted.
     """
     stream = io.BytesIO()
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    few = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
     few.save(stream, format="png", optimize=True)
     return stream.getvalue()

@@ -107,4 +107,5 @@ def _cost_rows(evidence: Evidence, grid: str | None = None) -> list[Mapping[str,
 
 
 def _cost_files(evidence: Evidence) -> str:
-    return ", ".join(evidence.link(f"cost/{name}") for name in sorted(evidence.costs))
+    files = ", ".join(evidence.link(f"cost/{name}", f"`{name}`") for name in sorted(evidence.costs))
+    return f"from {files} in `results/cost`"

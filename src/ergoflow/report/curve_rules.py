@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ergoflow.report.evidence import Evidence
-from ergoflow.report.reproduction import BASELINES
+from ergoflow.report.reproduction import BASELINES, comparison
 from ergoflow.report.rules import Verdict, as_text, is_lower, needed
 from ergoflow.report.runs import RunGroup
 
@@ -80,7 +80,8 @@ def spectral_split(table: str, small: Sequence[str], large: Sequence[str]) -> Ca
         lows, highs = ({row: e[half] for row, e in errors.items() if e is not None} for half in (0, 1))
         high = max(highs[row] for row in large) < min(highs[row] for row in small)
         low = max(lows[row] for row in small) < min(lows[row] for row in large)
-        shown = ", ".join(f"{row.removeprefix('a3m-')} {lows[row]:.2g}/{highs[row]:.2g}" for row in (*small, *large))
+        labels = comparison(table).rows
+        shown = ", ".join(f"{labels[row]}: {lows[row]:.2g}/{highs[row]:.2g}" for row in (*small, *large))
         what = {(True, True): "both hold", (True, False): "high shells only", (False, True): "low shells only"}
         return Verdict(
             "reproduced" if high and low else "not reproduced",
@@ -105,7 +106,8 @@ def roughens(table: str, rows: Sequence[str]) -> Callable[[Evidence], Verdict]:
         if any(math.isnan(value) for value in values):
             return Verdict("not run yet", "a cell holds no attention maps")
         good = all(a < b for a, b in itertools.pairwise(values))
-        shown = ", ".join(f"{row.removeprefix('a3m-')} {value:.2g}" for row, value in zip(rows, values, strict=True))
+        labels = comparison(table).rows
+        shown = ", ".join(f"{labels[row]}: {value:.2g}" for row, value in zip(rows, values, strict=True))
         return Verdict("reproduced" if good else "not reproduced", f"roughness: {shown}")
 
     return rule
@@ -124,7 +126,7 @@ def fits(table: str) -> Callable[[Evidence], Verdict]:
             return Verdict("not testable", "a learning curve holds no validation")
         (t1, v1), (t8, v8), (t32, v32) = (error for row in rows if (error := errors[row]) is not None)
         good = t1 > t8 and v1 > v8 and t32 < t8 and v32 > v8
-        shown = f"σ = 1 {t1:.3g}/{v1:.3g}, σ = 8 {t8:.3g}/{v8:.3g}, σ = 32 {t32:.3g}/{v32:.3g}"
+        shown = f"σ = 1: {t1:.3g}/{v1:.3g}, σ = 8: {t8:.3g}/{v8:.3g}, σ = 32: {t32:.3g}/{v32:.3g}"
         return Verdict("reproduced" if good else "not reproduced", f"one-step error in training/validation: {shown}")
 
     return rule

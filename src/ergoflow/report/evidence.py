@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ergoflow.report.names import shared_prefix
 from ergoflow.report.runs import RunGroup
 
 #: Between task and row of a recipe's name; kf128-coarse-a3m begins with kf128-, but is a row of another task.
@@ -45,6 +46,19 @@ class Evidence:
     def link(self, file: str, text: str = "") -> str:
         """A Markdown link to a file of the results."""
         return f"[{text or f'`results/{file}`'}]({self.place}/{file})"
+
+    def link_cells(self, files: Sequence[str]) -> str:
+        """Links to cells, each named by what tells it from the others, after the folder pattern they share."""
+        names = [file.partition("/")[0] for file in files]
+        start = shared_prefix(names)
+        if not start:
+            return ", ".join(self.link(file) for file in files)
+        links = []
+        for file, name in zip(files, names, strict=True):
+            seed = file.removeprefix(f"{name}/").removesuffix(".json")
+            text = name.removeprefix(start) + (f" {seed}" if names.count(name) > 1 else "")
+            links.append(self.link(file, text))
+        return f"`results/{start}<row>`: {', '.join(links)}"
 
 
 def cell_file(name: str, seed: int) -> str:

@@ -21,9 +21,9 @@ from string import Template
 import numpy as np
 
 from ergoflow.report import markup, published
-from ergoflow.report.canvas import to_png, to_svg
 from ergoflow.report.player import MAX_PIXELS, pack_player
 from ergoflow.report.runs import RunGroup, RunView, group_runs, slugify, task_of
+from ergoflow.report.saving import to_png, to_svg
 from ergoflow.report.sections import figure_items
 from ergoflow.report.summary import best_first, best_row, cards, sentence
 from ergoflow.report.tables import Table, build_table, to_csv, to_json

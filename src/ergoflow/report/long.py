@@ -23,6 +23,7 @@ COLUMNS = {
 FLOORS = 1.5
 WITHIN_FLOOR = ("me_ape", "me_lrw")
 EXPONENT_ERROR = 0.1
+LIMITED = COLUMNS | {"lambda1_error": "error of λ₁"}
 ENDING = "-long"
 
 
@@ -63,7 +64,7 @@ def lasts(evidence: Evidence) -> Verdict:
         for key, limit in limits.items():
             value = finite_or_none(metrics[key]["rows"]["model"]["value"])
             if value is None or value > limit:
-                faults.append(f"{_name(group)}: {key} {as_text(value)}, at most {limit:.3g} allowed")
+                faults.append(f"{_name(group)}: {LIMITED[key]} {as_text(value)}, at most {limit:.3g} allowed")
     if faults:
         return Verdict("not reproduced", "; ".join(faults))
     return Verdict("reproduced", ", ".join(_name(group) for group in evidence.long))

@@ -68,9 +68,9 @@ def figures_block(evidence: Evidence) -> str:
             continue
         if picture.slug in evidence.stale:
             parts.append("Its cells have changed since it was drawn: `ergoflow reproduce figures`.")
-        files = ", ".join(evidence.link(file) for file in entry["cells"])
+        files = evidence.link_cells(list(entry["cells"]))
         if entry["file"] is None:
-            parts.append(f"{picture.source}. Not drawn: none of {files} has what it shows.")
+            parts.append(f"{picture.source}. Not drawn: no cell has what it shows, {files}.")
             continue
         parts.append(f"![{picture.title}]({evidence.place}/figures/{entry['file']})")
         parts.append(f"{picture.source}. {picture.caption} From {files}.")
@@ -174,7 +174,8 @@ PICTURES: tuple[Picture, ...] = (
         "energy-errors",
         ("Figure 6", "Figure 3"),
         "Turbulent kinetic energy",
-        "The truth's, and the absolute error of each model's in per cent over the last steps of its roll-outs.",
+        "The truth's, and the absolute error of each model's over the last steps of its roll-outs in per cent, with "
+        "its mean over the map; grey: the roll-outs failed.",
         _energy_errors,
     ),
     *_pair(
@@ -213,7 +214,7 @@ PICTURES: tuple[Picture, ...] = (
         slug="attention-sigma",
         source="Figure 8",
         title="Attention maps by kernel bandwidth",
-        caption="The first head along x, each map on its own scale, for the first test state.",
+        caption="The first head along x, each map on its own scale (red is positive), for the first test state.",
         tasks=MODULES,
         rows=tuple(SIGMA_ROWS),
         command="table4",
@@ -255,7 +256,7 @@ LORENZ = Picture(
     slug="lorenz63",
     source="Authors' rebuttal",
     title="Lorenz-63",
-    caption="Solver and learned map: an orbit of each, and their estimates of the largest exponent.",
+    caption="Solver and learned map: an orbit of each, and their estimates of the largest exponent with their mean.",
     tasks=(),
     rows=(),
     command="lorenz",

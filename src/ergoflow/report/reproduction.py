@@ -6,7 +6,7 @@ of its row links to the file it comes from. Which runs stand in which table is s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ergoflow.report.digits import in_digits
@@ -109,6 +109,7 @@ COMPARISONS = (
 #: Behind a number that looks good and is not.
 MARK = "†"
 REMARK = f"{MARK} Most of these roll-outs left the truth's range of energies: a statistic of another flow."
+BOLD = "Bold: at the floor; in columns without a floor, the lowest."
 #: The columns of the README's table, and the comparison it is cut from.
 HEADLINE = ("table1", ("relative_l2@5", "relative_l2@25", "me_ape", "me_lrw", "pca_kl"))
 
@@ -133,7 +134,7 @@ def table_block(chosen: Comparison, evidence: Evidence) -> str:
     if not groups or task is None:
         return f"{chosen.remark}\n\nNot run yet: `ergoflow reproduce {chosen.command}` makes its cells."
     missing = [row for row in chosen.rows if f"{task}-{row}" not in {group.name for group in groups}]
-    lines = [f"{chosen.remark} Recipes {task}-<row>.", "", *_table(chosen, task, groups, evidence)]
+    lines = [f"{chosen.remark} Recipes `{task}-<row>`.", "", *_table(chosen, task, groups, evidence)]
     if missing:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
     return "\n".join([*lines, "", *_files(groups, evidence)])
@@ -147,10 +148,11 @@ def headline_block(evidence: Evidence) -> str:
     if not groups or task is None:
         return f"The comparison at full size has not been run yet (`ergoflow reproduce {chosen.command}`)."
     table = build_table(groups)
+    best = _best(table, keys)
     head = ["model", "parameters", *(_label(table, key) for key in keys), "survived"]
     lines = [_setting(chosen, groups), "", f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for group, row in zip(groups, table.rows, strict=False):
-        cells = [_brief(row.cells.get(key)) for key in keys]
+        cells = [_brief(row.cells.get(key), bold=(row.label, key) in best) for key in keys]
         parameters = f"{group.first.scores['parameters']:,}"
         lines.append(
             f"| {_linked(group, task, evidence)} | {parameters} | {' | '.join(cells)} | {survival_text(group.runs)} |"
@@ -158,7 +160,7 @@ def headline_block(evidence: Evidence) -> str:
     for row in table.rows[len(groups) :]:
         if row.kind in ("floor", "reference") and row.label != "zero":
             lines.append(f"| *{row.label}* | | {' | '.join(_brief(row.cells.get(key)) for key in keys)} | |")
-    return "\n".join(lines + _remark(lines))
+    return "\n".join([*lines, "", *_remarks(lines)])
 
 
 def _setting(chosen: Comparison, groups: Sequence[RunGroup]) -> str:
@@ -174,23 +176,39 @@ def _setting(chosen: Comparison, groups: Sequence[RunGroup]) -> str:
 
 def _table(chosen: Comparison, task: str, groups: Sequence[RunGroup], evidence: Evidence) -> list[str]:
     table, keys = build_table(groups), chosen.printed.columns
+    best = _best(table, keys)
     labels = [_label(table, key) for key in keys]
     lines = [f"| model | {' | '.join(labels)} | survived |", f"| --- |{' --- |' * (len(keys) + 1)}"]
     # The rows of the models come first, in the order of the groups.
     for group, row in zip(groups, table.rows, strict=False):
         printed = chosen.printed.rows.get(chosen.rows.get(group.name.removeprefix(f"{task}-"), ""))
         lines.append(
-            f"| {_linked(group, task, evidence)} | {_cells(row, keys, printed)} | {survival_text(group.runs)} |"
+            f"| {_linked(group, task, evidence)} | {_cells(row, keys, printed, best)} | {survival_text(group.runs)} |"
         )
     for row in table.rows[len(groups) :]:
         if row.kind != "printed":
-            lines.append(f"| *{row.label}* | {_cells(row, keys, None)} | |")
-    return lines + _remark(lines)
+            lines.append(f"| *{row.label}* | {_cells(row, keys, None, frozenset())} | |")
+    return [*lines, "", *_remarks(lines)]
 
 
-def _remark(lines: Sequence[str]) -> list[str]:
-    """What the mark means, below a table that has it."""
-    return ["", REMARK] if any(MARK in line for line in lines) else []
+def _best(table: Table, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
+    """(row, key) of the models' numbers that none can beat: those at the floor, in columns without one the lowest."""
+    models = [row for row in table.rows if row.kind == "model"]
+    floors = {key for row in table.rows if row.kind == "floor" for key in row.cells}
+    found = set()
+    for key in keys:
+        cells = {row.label: row.cells[key] for row in models if key in row.cells}
+        values = {label: cell.value for label, cell in cells.items() if cell.value is not None}
+        if key in floors:
+            found |= {(label, key) for label, cell in cells.items() if cell.verdict == "at floor"}
+        elif values:
+            found |= {(label, key) for label, value in values.items() if value == min(values.values())}
+    return frozenset(found)
+
+
+def _remarks(lines: Sequence[str]) -> list[str]:
+    """What bold means and, below a table that has it, what the mark means."""
+    return [BOLD, *(["", REMARK] if any(MARK in line for line in lines) else [])]
 
 
 def _linked(group: RunGroup, task: str, evidence: Evidence) -> str:
@@ -206,37 +224,42 @@ def _label(table: Table, key: str) -> str:
     return next((column.label for column in table.columns if column.key == key), key)
 
 
-def _cells(row: Row, keys: Sequence[str], printed: Sequence[float] | None) -> str:
-    return " | ".join(_cell(row.cells.get(key), None if printed is None else printed[i]) for i, key in enumerate(keys))
+def _cells(row: Row, keys: Sequence[str], printed: Sequence[float] | None, best: Collection[tuple[str, str]]) -> str:
+    return " | ".join(
+        _cell(row.cells.get(key), None if printed is None else printed[i], bold=(row.label, key) in best)
+        for i, key in enumerate(keys)
+    )
 
 
-def _cell(cell: Cell | None, printed: float | None) -> str:
+def _cell(cell: Cell | None, printed: float | None, *, bold: bool) -> str:
     beside = "" if printed is None else f" ({printed:g})"
     if cell is None or cell.value is None:
         return f"{_brief(cell)}{beside}"
     bounds = "" if cell.low is None or cell.high is None else f" [{in_digits(cell.low, 2)}, {in_digits(cell.high, 2)}]"
-    return f"{_brief(cell)}{bounds}{beside}"
+    return f"{_brief(cell, bold=bold)}{bounds}{beside}"
 
 
-def _brief(cell: Cell | None) -> str:
+def _brief(cell: Cell | None, *, bold: bool = False) -> str:
     """The number alone."""
     if cell is None:
         return "–"
-    return "failed" if cell.value is None else in_digits(cell.value) + MARK * (cell.verdict == STRAYED)
+    text = "failed" if cell.value is None else in_digits(cell.value) + MARK * (cell.verdict == STRAYED)
+    return f"**{text}**" if bold else text
 
 
 def _files(groups: Sequence[RunGroup], evidence: Evidence) -> list[str]:
-    """Where each row comes from, under which budget it was trained, and a warning where the budgets differ."""
-    lines, budgets = [], set()
-    for group in groups:
-        for run in group.runs:
-            budget, device = _budget(run), run.scores["hardware"]["device"]
-            lines.append(
-                f"* {evidence.link(cell_file(run.name, run.seed))}: {run.scores['parameters']:,} parameters, {budget}, "
-                f"{device}, commit {run.scores['commit']}"
-            )
-            if run.scores["parameters"]:
-                budgets.add(f"{budget} on {device}")
+    """Which rows were trained how long, where and by which commit, and a warning where budgets differ."""
+    made: dict[str, list[str]] = {}
+    budgets = set()
+    for run in (run for group in groups for run in group.runs):
+        budget, device = _budget(run), run.scores["hardware"]["device"]
+        link = evidence.link(cell_file(run.name, run.seed), f"`{cell_file(run.name, run.seed)}`")
+        made.setdefault(f"{budget}, {device}, commit {run.scores['commit']}", []).append(
+            f"{link} ({run.scores['parameters']:,} parameters)"
+        )
+        if run.scores["parameters"]:
+            budgets.add(f"{budget} on {device}")
+    lines = [f"* {how}: {', '.join(files)}" for how, files in made.items()]
     if len(budgets) > 1:
         lines += ["", f"The rows did not get the same: {'; '.join(sorted(budgets))}."]
     return lines

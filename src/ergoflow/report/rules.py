@@ -38,25 +38,26 @@ def lower(
         found = needed(evidence, table, (better, *worse))
         if isinstance(found, Verdict):
             return found
-        cells = _cells(found)
-        against, shared = [], 0
-        for row in worse:
-            for key in keys or comparison(table).printed.columns:
-                if key not in cells[better] or key not in cells[row]:
-                    continue
-                shared += 1
-                ours, theirs = cells[better][key], cells[row][key]
-                if not is_lower(ours.value, theirs.value):
-                    mark = "**" if theirs.high is not None and is_lower(theirs.high, ours.low) else ""
-                    against.append(f"{mark}{row} {key}{mark}")
-        if not shared:
-            return Verdict("not run yet", f"no cell of {table} holds {', '.join(keys or ())}")
+        cells, labels = _cells(found), _labels(found)
+        wanted = keys or comparison(table).printed.columns
+        columns = {row: [key for key in wanted if key in cells[better] and key in cells[row]] for row in worse}
+        against = {
+            row: [key for key in shared if _loses(cells[better][key], cells[row][key])]
+            for row, shared in columns.items()
+        }
+        total, lost = (sum(map(len, counted.values())) for counted in (columns, against))
+        if not total:
+            return Verdict("not run yet", f"no cell of {table} holds {', '.join(wanted)}")
         far = [row for row, group in found.items() if has_strayed(group)]
-        note = f"; most roll-outs of {', '.join(far)} left the truth's range" if far and not short_term(keys) else ""
-        if against:
-            shown = ", ".join(against)
-            return Verdict("not reproduced", f"{len(against)} of {shared} comparisons go the other way: {shown}{note}")
-        return Verdict("reproduced", f"lower in all {shared} comparisons{note}")
+        note = f". Most roll-outs of {', '.join(far)} left the truth's range" if far and not short_term(keys) else ""
+        if not lost:
+            return Verdict("reproduced", f"lower in all {total} comparisons{note}")
+        shown = [
+            _against(row, columns[row], keys_lost, cells[better], cells[row], labels)
+            for row, keys_lost in against.items()
+            if keys_lost
+        ]
+        return Verdict("not reproduced", f"the other way in {lost} of {total} comparisons: {'; '.join(shown)}{note}")
 
     return rule
 
@@ -74,18 +75,18 @@ def advantage(table: str) -> Callable[[Evidence], Verdict]:
         found = needed(evidence, table, (*BASELINES, "a3m"))
         if isinstance(found, Verdict):
             return found
-        cells, printed = _cells(found), chosen.printed.rows["Advantage (%)"]
+        cells, labels, printed = _cells(found), _labels(found), chosen.printed.rows["Advantage (%)"]
         good, shown = True, []
         for key, least in zip(chosen.printed.columns, printed, strict=True):
             values = [finite_or_none(cells[row][key].value) for row in BASELINES if key in cells[row]]
             best, ours = min((v for v in values if v is not None), default=None), cells["a3m"].get(key)
             if ours is None or ours.value is None or best is None or best == 0:
                 good = False
-                shown.append(f"{key} failed ({least:g})")
+                shown.append(f"{labels.get(key, key)}: failed ({least:g})")
                 continue
             percent = 100 * (best - ours.value) / best
             good = good and percent >= least
-            shown.append(f"{key} {percent:.3g} ({least:g})")
+            shown.append(f"{labels[key]}: {in_digits(percent).replace('-', '−')} ({least:g})")
         return Verdict("reproduced" if good else "not reproduced", "ours (printed), per cent: " + ", ".join(shown))
 
     return rule
@@ -117,18 +118,20 @@ def at_floor(tables: Sequence[str]) -> Callable[[Evidence], Verdict]:
     """A rule: every long-term column of a3m is at the floor, that is, no worse than truth against truth."""
 
     def rule(evidence: Evidence) -> Verdict:
-        above, count = [], 0
+        above, high, count = [], 0, 0
         for table in tables:
             found = needed(evidence, table, ("a3m",))
             if isinstance(found, Verdict):
                 return found
-            cells = _cells(found)["a3m"]
+            cells, labels = _cells(found)["a3m"], _labels(found)
             count += sum(key in cells for key in LONG_TERM)
-            above += [f"{found['a3m'].name} {key}" for key in LONG_TERM if key in cells and not _floors(cells[key])]
+            lost = [labels[key] for key in LONG_TERM if key in cells and not _floors(cells[key])]
+            high += len(lost)
+            above += [f"{found['a3m'].name}: {', '.join(lost)}"] if lost else []
         if not count:
             return Verdict("not run yet", "no cell holds a long-term column")
         if above:
-            return Verdict("not reproduced", f"above the floor in {len(above)} of {count} columns: {', '.join(above)}")
+            return Verdict("not reproduced", f"above the floor in {high} of {count} columns: {'; '.join(above)}")
         return Verdict("reproduced", f"at the floor in all {count} columns")
 
     return rule
@@ -144,12 +147,13 @@ def beats_persistence(tables: Sequence[str]) -> Callable[[Evidence], Verdict]:
             if isinstance(found, Verdict):
                 return found
             metrics = found["a3m"].first.scores["metrics"]
-            cells = _cells(found)["a3m"]
+            cells, labels = _cells(found)["a3m"], _labels(found)
             for key in SHORT_TERM:
                 if key in metrics and "persistence" in metrics[key]["rows"]:
                     trivial = finite_or_none(metrics[key]["rows"]["persistence"]["value"])
                     good = good and is_lower(cells[key].value, trivial)
-                    shown.append(f"{found['a3m'].name} {key} {as_text(cells[key].value)} ({as_text(trivial)})")
+                    value = as_text(cells[key].value)
+                    shown.append(f"{found['a3m'].name} {labels[key]}: {value} ({as_text(trivial)})")
         return Verdict(
             "reproduced" if good and shown else "not reproduced", "persistence in brackets: " + ", ".join(shown)
         )
@@ -166,7 +170,8 @@ def both(first: Verdict, second: Verdict) -> Verdict:
     """The worse of two verdicts, with both reasons."""
     order: tuple[Word, ...] = ("not run yet", "not reproduced", "not testable", "reproduced")
     word = min((first.word, second.word), key=order.index)
-    return Verdict(word, f"{first.reason}; {second.reason}")
+    reasons = (f"missing: {v.reason}" if v.word == "not run yet" else v.reason for v in (first, second))
+    return Verdict(word, "; ".join(reasons))
 
 
 def needed(evidence: Evidence, table: str, rows: Sequence[str]) -> dict[str, RunGroup] | Verdict:
@@ -183,6 +188,39 @@ def needed(evidence: Evidence, table: str, rows: Sequence[str]) -> dict[str, Run
 def _cells(groups: Mapping[str, RunGroup]) -> dict[str, Mapping[str, Cell]]:
     table = build_table(list(groups.values()))
     return {row: line.cells for row, line in zip(groups, table.rows, strict=False)}
+
+
+def _labels(groups: Mapping[str, RunGroup]) -> dict[str, str]:
+    """What heads each column, without a comma: it stands in lists."""
+    return {column.key: column.label.replace(", ", " ") for column in build_table(list(groups.values())).columns}
+
+
+def _loses(ours: Cell, theirs: Cell) -> bool:
+    return not is_lower(ours.value, theirs.value)
+
+
+def _against(
+    row: str,
+    columns: Sequence[str],
+    lost: Sequence[str],
+    ours: Mapping[str, Cell],
+    theirs: Mapping[str, Cell],
+    labels: Mapping[str, str],
+) -> str:
+    """The row that won, and the columns in which it did: bold where not even the intervals overlap."""
+    clear = [_clearly_loses(ours[key], theirs[key]) for key in lost]
+    if len(columns) == 1:
+        return f"**{row}**" if clear[0] else row
+    if len(lost) == len(columns) and all(clear):
+        return f"{row}: **{'both' if len(lost) == 2 else f'all {len(lost)}'}**"
+    return f"{row}: " + ", ".join(
+        f"**{labels[k]}**" if sure else labels[k] for k, sure in zip(lost, clear, strict=True)
+    )
+
+
+def _clearly_loses(ours: Cell, theirs: Cell) -> bool:
+    """Whether not even the intervals overlap."""
+    return theirs.high is not None and is_lower(theirs.high, ours.low)
 
 
 def is_lower(a: float | None, b: float | None) -> bool:
