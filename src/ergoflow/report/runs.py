@@ -181,7 +181,7 @@ class RunGroup:
 
 
 def group_runs(runs: Sequence[RunView]) -> tuple[RunGroup, ...]:
-    """Runs gathered by name (first come, first shown), each group sorted by seed."""
+    """Runs gathered by name in the order they come, each group sorted by seed."""
     if not runs:
         raise ValueError("a report needs at least one run, got none; score a run first")
     by_name: dict[str, list[RunView]] = {}
