@@ -64,6 +64,13 @@ def test_override_types_values() -> None:
         ("dataset.flow.grid=[63, 64]", "even"),
         ("dataset.flow.dt=0.03", "whole number of solver steps"),
         ("dataset.flow.grid=[64]", "must have 2 entries, got 1"),
+        ("dataset.frame_seconds=0", "dataset.frame_seconds must be above 0, got 0.0"),
+        ("dataset.frame_seconds=-0.2", "dataset.frame_seconds must be above 0, got -0.2"),
+        ("dataset.spin_up_seconds=Infinity", "whole number of frames"),
+        ("dataset.name=../kf64", "dataset.name names a folder"),
+        ("name=", "name names a folder"),
+        ("name=a3m/wide", "without '/' or a leading '.', got 'a3m/wide'"),
+        ("name=..", "name names a folder"),
         ("model.kind=zero", "cannot be set alone"),
         ("evaluation.steps=50", "evaluation.steps must exceed"),
     ],
@@ -99,6 +106,9 @@ def test_missing_key_in_a_file_is_named(tmp_path: Path) -> None:
         load_recipe(path)
     path.write_text("{")
     with pytest.raises(ValueError, match="syntax error at line 1"):
+        load_recipe(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"r\.json must be a recipe in JSON, got a file that is not text"):
         load_recipe(path)
 
 

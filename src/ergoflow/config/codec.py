@@ -60,8 +60,10 @@ def load_recipe(path: Path) -> Recipe:
         data = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{path} must be a recipe in JSON, got a syntax error at line {error.lineno}; mend or replace it"
+            f"{path} must be a recipe in JSON, got a syntax error at line {error.lineno}: {error.msg}; mend it"
         ) from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} must be a recipe in JSON, got a file that is not text; name another") from None
     recipe: Recipe = from_dict(Recipe, data)
     return recipe
 

@@ -18,6 +18,14 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def require_folder_name(name: str, what: str) -> None:
+    """Refuse a name that would put its folder elsewhere, or hide it."""
+    require(
+        bool(name) and "/" not in name and not name.startswith("."),
+        f"{what} names a folder, so it must be a word without '/' or a leading '.', got {name!r}; rename it",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class KolmogorovDatasetConfig:
     """Trajectories of one flow: `spin_up` seconds are discarded, then `frames` states are kept, `frame_seconds` apart.
@@ -40,6 +48,7 @@ class KolmogorovDatasetConfig:
 
     def __post_init__(self) -> None:
         """Check that the numbers describe a data set that can be made."""
+        require_folder_name(self.name, "dataset.name")
         require(self.frames >= 2, f"dataset.frames must be at least 2, got {self.frames}; raise it")
         for split in SPLITS:
             count = getattr(self, split)
@@ -50,6 +59,7 @@ class KolmogorovDatasetConfig:
             self.subsample >= 1 and all(n % self.subsample == 0 for n in self.flow.grid),
             f"dataset.subsample must divide the grid {self.flow.grid}, got {self.subsample}; choose a divisor",
         )
+        require(self.frame_seconds > 0, f"dataset.frame_seconds must be above 0, got {self.frame_seconds}; raise it")
         _whole(self.frame_seconds, self.flow.dt, "dataset.frame_seconds", "solver steps of flow.dt")
         _whole(
             self.spin_up_seconds,
@@ -102,6 +112,7 @@ class ChannelDatasetConfig:
 
     def __post_init__(self) -> None:
         """Check that planes, splits and the coarse grid exist."""
+        require_folder_name(self.name, "dataset.name")
         require(self.frames >= 2, f"dataset.frames must be at least 2, got {self.frames}; raise it")
         require(self.steps_per_frame >= 1, f"dataset.steps_per_frame must be at least 1, got {self.steps_per_frame}")
         require(
@@ -148,6 +159,6 @@ DatasetConfig = KolmogorovDatasetConfig | ChannelDatasetConfig
 def _whole(seconds: float, unit: float, name: str, what: str) -> None:
     count = seconds / unit
     require(
-        math.isclose(count, round(count), rel_tol=1e-9, abs_tol=1e-6),
+        math.isfinite(count) and math.isclose(count, round(count), rel_tol=1e-9, abs_tol=1e-6),
         f"{name}={seconds} must be a whole number of {what}={unit}, got {count:.4f}; change one of them",
     )

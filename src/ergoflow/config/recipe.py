@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ergoflow.config.datasets import ChannelDatasetConfig, DatasetConfig, KolmogorovDatasetConfig, require
+from ergoflow.config.datasets import (
+    ChannelDatasetConfig,
+    DatasetConfig,
+    KolmogorovDatasetConfig,
+    require,
+    require_folder_name,
+)
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.models.build import ModelConfig
 from ergoflow.models.convnext import ConvNeXtConfig
@@ -126,6 +132,10 @@ class Recipe:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        """Check the name."""
+        require_folder_name(self.name, "name")
 
     @property
     def step_seconds(self) -> float:
