@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import pickle
@@ -204,6 +205,15 @@ def test_a_file_unlike_its_siblings_is_named(folder: Path, data: np.ndarray) -> 
         TrajectoryStore(folder).count("train")
 
 
+def test_a_split_with_other_fields_than_the_training_split_is_named(folder: Path, data: np.ndarray) -> None:
+    path = folder / "data" / "test" / "000.hdf5"
+    info = dataclasses.replace(INFO, fields=INFO.fields[:2])
+    with ShardWriter(path, info, count=2, frames=1) as shard:
+        shard.write(0, data[:2, 0, :2])
+    with pytest.raises(ValueError, match=r"test/000\.hdf5: expected fields .* as in train/000\.hdf5, found"):
+        TrajectoryStore(folder).read("test", 0, 0, 1)
+
+
 def test_a_field_of_the_wrong_shape_is_named(folder: Path) -> None:
     with h5py.File(folder / "data" / "train" / "002.hdf5", "r+") as file:
         file.attrs["n_trajectories"] = 3
@@ -213,7 +223,7 @@ def test_a_field_of_the_wrong_shape_is_named(folder: Path) -> None:
 
 def test_questions_outside_the_data_raise(folder: Path, tmp_path: Path) -> None:
     store = TrajectoryStore(folder)
-    with pytest.raises(ValueError, match=r"'train', 'test'.*got 'valid'"):
+    with pytest.raises(ValueError, match=r"split 'valid', got \('train', 'test'\); put HDF5 files into data/valid"):
         store.count("valid")
     with pytest.raises(ValueError, match=r"0\.\.5, got 6"):
         store.read("train", 6, 0, 1)
@@ -221,6 +231,9 @@ def test_questions_outside_the_data_raise(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="start < stop"):
             store.read("train", 0, start, stop, stride)
     with pytest.raises(ValueError, match=r"stats\.yaml, found no file"):
+        _ = store.statistics
+    (folder / "stats.yaml").write_text("mean: [\n")
+    with pytest.raises(ValueError, match=r"stats\.yaml: expected a YAML mapping of statistics, found .*; delete"):
         _ = store.statistics
     with pytest.raises(ValueError, match="scalar 'speed'"):
         store.scalar("train", "speed")

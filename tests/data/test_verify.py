@@ -180,6 +180,21 @@ def test_a_file_of_another_shape_is_found(folder: Path) -> None:
     assert "expected frames 6 as in 0.hdf5, found 5" in reason
 
 
+def test_a_split_of_other_fields_is_found(folder: Path) -> None:
+    info = dataclasses.replace(INFO, fields=("a", "c"))
+    write(folder / "data" / "valid" / "0.hdf5", numbers(frames=4), info)
+    name, reason = only_broken(folder)
+    assert name == "data/valid/0.hdf5"
+    assert "expected fields ('a', 'b') as in train/0.hdf5, found ('a', 'c')" in reason
+
+
+def test_splits_may_differ_in_their_number_of_frames(folder: Path) -> None:
+    write(folder / "data" / "valid" / "0.hdf5", numbers(frames=4))
+    write(folder / "data" / "valid" / "1.hdf5", numbers(frames=4))
+    assert all(reason is None for _, reason in check_store(folder))
+    assert TrajectoryStore(folder).num_frames("valid") == 4
+
+
 def test_a_leftover_temporary_file_is_found(folder: Path) -> None:
     leftover = folder / "data" / "train" / ".3.hdf5.0a1b2c3d.ergoflow-tmp"
     leftover.write_bytes(b"half")

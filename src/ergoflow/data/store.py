@@ -63,14 +63,16 @@ def list_splits(folder: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def check_siblings(layout: ShardLayout, first: ShardLayout) -> None:
-    """Raise ValueError unless two files of a split hold the same fields, grid and number of frames."""
+    """Raise ValueError unless two files hold the same fields and grid and, in one split, the same number of frames."""
+    same_split = layout.path.parent == first.path.parent
+    where = first.path.name if same_split else f"{first.path.parent.name}/{first.path.name}"
     for name, found, expected in (
         ("fields", layout.info.fields, first.info.fields),
         ("grid", layout.info.grid, first.info.grid),
-        ("frames", layout.frames, first.frames),
+        ("frames", layout.frames, first.frames if same_split else layout.frames),
     ):
         if found != expected:
-            raise broken(layout.path, f"{name} {expected} as in {first.path.name}", f"{found}")
+            raise broken(layout.path, f"{name} {expected} as in {where}", f"{found}")
 
 
 class OpenShard(NamedTuple):
@@ -120,7 +122,10 @@ class TrajectoryStore:
         path = self.folder / STATISTICS_FILE
         if not path.is_file():
             raise ValueError(f"expected {path}, found no file; write it with write_statistics and compute_statistics")
-        content = yaml.safe_load(path.read_text())
+        try:
+            content = yaml.safe_load(path.read_text())
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise broken(path, "a YAML mapping of statistics", " ".join(str(error).split())) from None
         if not isinstance(content, dict):
             raise broken(path, "a YAML mapping of statistics", type(content).__name__)
         return content
@@ -128,7 +133,9 @@ class TrajectoryStore:
     def files(self, split: str) -> tuple[Path, ...]:
         """Return the files of a split in the order in which their trajectories are numbered."""
         if split not in self._files:
-            raise ValueError(f"split must be one of {self.splits}, got {split!r}; choose one of them")
+            raise ValueError(
+                f"{self.folder} must hold the split {split!r}, got {self.splits}; put HDF5 files into data/{split}"
+            )
         return self._files[split]
 
     def count(self, split: str) -> int:
@@ -210,12 +217,15 @@ class TrajectoryStore:
         return loaded
 
     def _shards(self, split: str) -> tuple[ShardLayout, ...]:
-        """Return the layouts of a split's files, read once and compared with each other."""
+        """Return the layouts of a split's files, read once, compared with each other and with the first split's."""
         files = self.files(split)
         if split not in self._layouts:
             layouts = tuple(read_layout(path) for path in files)
-            for layout in layouts[1:]:
-                check_siblings(layout, layouts[0])
+            # A split of another name may be of another resolution.
+            first = self._shards(self.splits[0])[0] if split in SPLITS and split != self.splits[0] else layouts[0]
+            for sibling in (first, layouts[0]):
+                for layout in layouts:
+                    check_siblings(layout, sibling)
             self._layouts[split] = layouts
         return self._layouts[split]
 

@@ -14,7 +14,7 @@ from ergoflow.data.checksum import CHECKSUM_ATTRIBUTE, frame_bytes, metadata_byt
 from ergoflow.data.files import find_leftovers
 from ergoflow.data.layout import ShardLayout, open_shard, read_layout, read_steps
 from ergoflow.data.statistics import STATISTICS_FILE, STATISTICS_KEYS
-from ergoflow.data.store import check_siblings, list_splits
+from ergoflow.data.store import SPLITS, check_siblings, list_splits
 
 
 def check_store(folder: str | Path) -> Iterator[tuple[Path, str | None]]:
@@ -28,8 +28,10 @@ def check_store(folder: str | Path) -> Iterator[tuple[Path, str | None]]:
     splits = list_splits(folder)
     if not splits:
         raise ValueError(f"expected HDF5 files below {folder}, found none; generate the data first")
-    for files in splits.values():
-        first: ShardLayout | None = None
+    known: ShardLayout | None = None
+    for split, files in splits.items():
+        # Train, valid and test are one data set.
+        first = known if split in SPLITS else None
         for path in files:
             try:
                 layout = read_layout(path)
@@ -38,8 +40,10 @@ def check_store(folder: str | Path) -> Iterator[tuple[Path, str | None]]:
             except ValueError as error:
                 yield path, _reason(path, str(error))
                 continue
-            first = first or layout
+            if first is None or first.path.parent != path.parent:
+                first = layout
             yield path, _check_content(layout)
+        known = known or first
     for path in find_leftovers(folder):
         yield path, "a temporary file of a killed writer; remove it"
     if "train" in splits:
