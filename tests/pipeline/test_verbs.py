@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from rich.console import Console
 
 import ergoflow
 from ergoflow.config import Recipe, override
-from ergoflow.data.store import TrajectoryStore
+from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
 from ergoflow.metrics import StatisticsResult
 from ergoflow.models.mno import MNOConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
@@ -30,7 +31,7 @@ from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
-from ergoflow.pipeline.workspace import Workspace
+from ergoflow.pipeline.workspace import Workspace, pick_device
 from ergoflow.recipes import find_recipe
 
 CPU = torch.device("cpu")
@@ -218,6 +219,22 @@ def test_a_model_that_cannot_be_built_does_not_cost_the_earlier_run(workspace: W
     assert (scored / "model.safetensors").read_bytes() == before
 
 
+def test_a_setting_that_cannot_be_trained_with_does_not_cost_the_earlier_run(
+    workspace: Workspace, scored: Path
+) -> None:
+    before = (scored / "model.safetensors").read_bytes()
+    for setting, reason in (
+        ("training.batch_size=100000", "choose a smaller batch"),
+        ("objective.unroll=64", "shorten the window"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            train(tiny(setting), workspace, seed=0, device=CPU, console=console(), overwrite=True)
+        assert (scored / "model.safetensors").read_bytes() == before
+        with pytest.raises(ValueError, match=reason):
+            train(tiny(setting), workspace, seed=6, device=CPU, console=console())
+        assert not workspace.run("kf64-a3m", 6).exists()
+
+
 def test_an_interrupted_training_is_finished_before_it_is_scored(workspace: Workspace) -> None:
     recipe = tiny("training.max_steps=4")
     folder = train(recipe, workspace, seed=7, device=CPU, console=console())
@@ -250,6 +267,58 @@ def test_data_of_ones_own_is_not_mixed_with_simulated_shards(workspace: Workspac
     with pytest.raises(ValueError, match="did not make"):
         simulate(tiny().dataset, Workspace(tmp_path), device=CPU, console=console())
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
+
+
+def own_data(root: Path, splits: dict[str, int], *, spoiled: str = "", grid: tuple[int, int] = (16, 16)) -> Workspace:
+    """A folder of noise with the fields and frame time of the tiny flow; split `spoiled` begins with a NaN."""
+    folder = root / "data" / "kf64"
+    info = DatasetInfo(
+        name="noise",
+        fields=("vorticity",),
+        grid=grid,
+        length=(2 * math.pi, 2 * math.pi),
+        boundaries=("PERIODIC", "PERIODIC"),
+        axes=("x", "y"),
+        frame_seconds=0.2,
+    )
+    rng = np.random.default_rng(0)
+    for split, count in splits.items():
+        with ShardWriter(folder / "data" / split / "noise.hdf5", info, count=count, frames=64) as shard:
+            for t in range(64):
+                frame = rng.standard_normal((count, 1, *grid))
+                frame[0, 0, 0, 0] = math.nan if split == spoiled and t == 0 else 0.0
+                shard.write(t, frame)
+    write_statistics(folder, compute_statistics(TrajectoryStore(folder)))
+    return Workspace(root)
+
+
+def test_data_of_ones_own_that_cannot_be_used_is_refused_with_the_reason(tmp_path: Path) -> None:
+    def run(space: Workspace, *verbs: Callable[..., Path]) -> None:
+        for verb in verbs:
+            verb(tiny(), space, seed=0, device=CPU, console=console())
+
+    whole = {"train": 2, "valid": 1, "test": 2}
+    with pytest.raises(ValueError, match=r"must hold the split 'valid', got .*; put HDF5 files into data/valid"):
+        run(own_data(tmp_path / "a", {"train": 2, "test": 2}), train)
+    assert not (tmp_path / "a" / "runs").exists()
+    with pytest.raises(ValueError, match=r"valid split of .* must hold finite numbers, got others in trajectory 0"):
+        run(own_data(tmp_path / "b", whole, spoiled="valid"), train)
+    with pytest.raises(ValueError, match=r"test split of .* must hold finite numbers.*run `ergoflow verify"):
+        run(own_data(tmp_path / "c", whole, spoiled="test"), train, predict)
+    with pytest.raises(ValueError, match=r"test split of .* must have at least 2 trajectories.*, got 1; add some"):
+        run(own_data(tmp_path / "d", whole | {"test": 1}), train, predict)
+    with pytest.raises(ValueError, match=r"got \(16, 18\); set dataset\.flow\.grid to that of the files"):
+        run(own_data(tmp_path / "e", whole, grid=(16, 18)), train)
+    space = own_data(tmp_path / "f", whole)
+    (space.dataset("kf64") / "stats.yaml").unlink()
+    with pytest.raises(ValueError, match=r"stats\.yaml, but there are none; write them with compute_statistics"):
+        run(space, train)
+
+
+@pytest.mark.parametrize("name", ["gpu", "meta", "mps", "cpu:3", "cuda:x", ""])
+def test_devices_nobody_computes_on_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="--device must be auto, cpu, cuda or cuda:N"):
+        pick_device(name)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +393,7 @@ def fake_rollout(recipe: Recipe, workspace: Workspace, name: str, frames: torch.
     store = open_store(recipe, workspace)
     folder = workspace.run(name, 0)
     write_run(folder, recipe, RunFacts.of(store.info, normalizer_of(store, stride=1), recipe.step_seconds))
+    (folder / "model.safetensors").touch()
     states = iter(frames.unbind(1)[1:])
     import ergoflow.pipeline.predict as module
 
@@ -333,7 +403,6 @@ def fake_rollout(recipe: Recipe, workspace: Workspace, name: str, frames: torch.
         predict(recipe, workspace, seed=0, device=CPU, console=console())
     finally:
         module.load_run = original
-    (folder / "model.safetensors").touch()
     import ergoflow.pipeline.curves as curves
 
     operator = curves._operator

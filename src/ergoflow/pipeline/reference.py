@@ -33,6 +33,7 @@ from ergoflow.metrics import (
 )
 from ergoflow.metrics.pca import MAX_SNAPSHOTS
 from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.runs import require_finite
 
 REFERENCE_FORMAT = 1
 # Sliced Wasserstein distances look at this many components, the printed KL divergence at the first ten.
@@ -42,6 +43,8 @@ HISTOGRAM_SIGMAS = 12.0
 HISTOGRAM_BINS = 1200
 # The climatology is the mean of every tenth training frame.
 CLIMATOLOGY_STRIDE = 10
+# One in each half.
+MIN_TRAJECTORIES = 2
 TRIVIAL = ("persistence", "climatology", "zero")
 # Trivial rows need less precision than a model's.
 TRIVIAL_RESAMPLES = 40
@@ -120,6 +123,12 @@ def _compute(recipe: Recipe, store: TrajectoryStore, *, device: torch.device, co
             f"the test split has {truth.shape[1]} frames at stride {recipe.task.stride}, but max_lag "
             f"{evaluation.max_lag} needs more; lower evaluation.max_lag or task.stride"
         )
+    if len(truth) < MIN_TRAJECTORIES:
+        raise ValueError(
+            f"the test split of {store.folder} must have at least {MIN_TRAJECTORIES} trajectories, halves of which are "
+            f"the noise floor, got {len(truth)}; add some"
+        )
+    require_finite(truth, store, "test")
     yardstick = Yardstick(basis=_basis(store, device), edges=_edges(store), limit=failure_limit(truth))
     mean_field = climatology(store)
     frames, initial = truth.shape[1], truth[:, 0]

@@ -7,25 +7,27 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ergoflow.config import Recipe, load_recipe, to_dict
 from ergoflow.data.files import write_text_atomic
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.statistics import add_increment_std
-from ergoflow.data.store import DatasetInfo, TrajectoryStore
+from ergoflow.data.store import DatasetInfo, TrajectoryStore, list_splits
 from ergoflow.models.advection import Pace
 from ergoflow.models.build import build_model
 from ergoflow.pipeline.workspace import Workspace, commit
-from ergoflow.training.checkpoint import load_weights
+from ergoflow.training.checkpoint import WEIGHTS_FILE, load_weights
 from ergoflow.training.dissipation import DissipativeStep, state_norm
 from ergoflow.training.stepper import NormalizedStep, PhysicalStep
 
@@ -70,9 +72,13 @@ def open_store(recipe: Recipe, workspace: Workspace) -> TrajectoryStore:
     """The recipe's data set; an error that says how to make it if it is not there or is another one."""
     folder = workspace.dataset(recipe.dataset.name)
     if not (folder / "stats.yaml").exists():
+        own = list_splits(folder) and not (folder / "dataset.json").exists()
         raise ValueError(
-            f"data set {recipe.dataset.name} was expected in {folder}, but it is not complete; "
-            f"run `ergoflow simulate {recipe.dataset.name}`"
+            f"statistics were expected in {folder / 'stats.yaml'}, but there are none; "
+            "write them with compute_statistics and write_statistics of ergoflow.data.store"
+            if own
+            else f"data set {recipe.dataset.name} was expected in {folder}, but it is not complete; "
+            f"run `ergoflow simulate {recipe.dataset.name}`, or bring data of your own (docs/howto.md)"
         )
     store = TrajectoryStore(folder)
     if not math.isclose(store.info.frame_seconds, recipe.dataset.frame_seconds, rel_tol=1e-6):
@@ -83,9 +89,20 @@ def open_store(recipe: Recipe, workspace: Workspace) -> TrajectoryStore:
     if store.info.grid != recipe.dataset.grid:
         raise ValueError(
             f"{folder} was expected to hold a {recipe.dataset.grid} grid, got {store.info.grid}; "
-            "choose another --root or simulate anew"
+            "set dataset.flow.grid to that of the files or choose another --root"
         )
     return store
+
+
+def require_finite(frames: Tensor, store: TrajectoryStore, split: str) -> None:
+    """Refuse frames (J, T, C, *grid) of a split that hold a number that is not finite."""
+    bad = ~torch.isfinite(frames).flatten(2).all(2)  # (J, T)
+    if bad.any():
+        trajectory = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"the {split} split of {store.folder} must hold finite numbers, got others in trajectory {trajectory}; "
+            f"run `ergoflow verify {store.folder}`, which names the frame, and mend the data"
+        )
 
 
 def normalizer_of(store: TrajectoryStore, *, stride: int) -> Normalizer:
@@ -179,13 +196,23 @@ def require_same_run(folder: Path, recipe: Recipe) -> None:
 
 def is_trained(folder: Path) -> bool:
     """Whether the training of a run reached its end."""
-    return (folder / "training.json").exists() and (folder / "model.safetensors").exists()
+    return (folder / "training.json").exists() and (folder / WEIGHTS_FILE).exists()
+
+
+def weights_digest(folder: Path) -> str:
+    """A fingerprint of a run's weights, by which a roll-out knows whose it is."""
+    return hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest()
+
+
+def is_of_these_weights(folder: Path, rollout: Mapping[str, Any]) -> bool:
+    """Whether the contents of rollout.json name the run's weights; those of earlier versions name none."""
+    return "weights" not in rollout or rollout["weights"] == weights_digest(folder)
 
 
 def load_run(folder: Path, *, device: torch.device | str = "cpu") -> PhysicalStep:
     """The trained model of a run as a step on physical states (B, C, *grid), ready for `rollout`."""
     facts = read_facts(folder)
-    weights = folder / "model.safetensors"
+    weights = folder / WEIGHTS_FILE
     if not weights.exists():
         raise ValueError(
             f"a trained model was expected in {weights}, but there is none; run `ergoflow train` to its end"

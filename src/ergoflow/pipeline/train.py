@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -29,6 +30,7 @@ from ergoflow.pipeline.runs import (
     build_step,
     normalizer_of,
     open_store,
+    require_finite,
     require_same_run,
     training_radius,
     write_json,
@@ -38,7 +40,7 @@ from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 from ergoflow.training.checkpoint import WEIGHTS_FILE, save_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
 from ergoflow.training.loop import Validate
-from ergoflow.training.objectives import make_objective
+from ergoflow.training.objectives import Objective, make_objective
 from ergoflow.training.processor import trains_in_bf16
 from ergoflow.training.stepper import NormalizedStep, NormalizedWindows, PhysicalStep, Windows
 from ergoflow.training.symmetries import AugmentedWindows, flow_symmetries
@@ -66,22 +68,25 @@ def train(
     store = open_store(recipe, workspace)
     folder = workspace.run(recipe.name, seed)
     with launch_context(device) as context:
+        if context.is_main:
+            _require_told(folder, recipe, resume=resume, overwrite=overwrite)
         normalizer = normalizer_of(store, stride=recipe.task.stride)
         needs_radius = recipe.task.guard or recipe.objective.dissipativity_weight > 0
         radius = training_radius(store, normalizer) if needs_radius else None
         facts = RunFacts.of(store.info, normalizer, recipe.step_seconds, radius=radius)
-        # Built before an earlier run may be discarded: a model that cannot be built must not cost one.
+        # Built before an earlier run may be discarded: what cannot be built must not cost one.
         step = build_step(recipe, facts, seed=seed).to(context.device)
-        if context.is_main:
-            _prepare_folder(folder, recipe, resume=resume, overwrite=overwrite)
+        needs = None
+        if any(p.requires_grad for p in step.parameters()):
+            needs = _gather(recipe, store, facts, seed=seed, context=context)
+        if context.is_main and overwrite and folder.exists():
+            shutil.rmtree(folder)
         # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
         context.largest(0.0)
         if context.is_main:
             write_run(folder, recipe, facts)
-        if any(p.requires_grad for p in step.parameters()):
-            result = _fit(
-                recipe, store, step, facts, folder, seed=seed, context=context, console=console, resume=resume
-            )
+        if needs is not None:
+            result = _fit(recipe, step, needs, folder, seed=seed, context=context, console=console, resume=resume)
         else:
             result = _fill(step, store, normalizer, folder)
         if context.is_main:
@@ -89,11 +94,39 @@ def train(
     return folder
 
 
+class _Needs(NamedTuple):
+    """What a fit takes from data and recipe besides the model."""
+
+    windows: Windows
+    resident: bool
+    objective: Objective
+    validate: Validate
+
+
+def _gather(recipe: Recipe, store: TrajectoryStore, facts: RunFacts, *, seed: int, context: LaunchContext) -> _Needs:
+    windows = _windows(recipe, store, seed=seed, context=context)
+    source: Windows = windows
+    if recipe.training.augment:
+        # Before normalisation: a component that changes sign must not have had its mean taken off.
+        source = AugmentedWindows(windows, flow_symmetries(store.info), seed=seed, context=context)
+    return _Needs(
+        windows=NormalizedWindows(source, facts.normalizer),
+        resident=isinstance(windows, ResidentWindows),
+        objective=make_objective(
+            recipe.objective,
+            generator=torch.Generator(context.device).manual_seed(seed),
+            radius=facts.radius,
+            periodic=facts.periodic,
+            length=facts.length,
+        ),
+        validate=_validator(recipe, store, facts.normalizer, context.device),
+    )
+
+
 def _fit(
     recipe: Recipe,
-    store: TrajectoryStore,
     step: NormalizedStep,
-    facts: RunFacts,
+    needs: _Needs,
     folder: Path,
     *,
     seed: int,
@@ -101,14 +134,9 @@ def _fit(
     console: Console,
     resume: bool,
 ) -> TrainResult:
-    windows = _windows(recipe, store, seed=seed, context=context)
-    source: Windows = windows
-    if recipe.training.augment:
-        # Before normalisation: a component that changes sign must not have had its mean taken off.
-        source = AugmentedWindows(windows, flow_symmetries(store.info), seed=seed, context=context)
-    total = recipe.training.total_steps(windows.sampler.batches_per_epoch) * recipe.training.batch_size
+    total = recipe.training.total_steps(needs.windows.sampler.batches_per_epoch) * recipe.training.batch_size
     if context.is_main:
-        where = "on the device" if isinstance(windows, ResidentWindows) else "streamed from disk"
+        where = "on the device" if needs.resident else "streamed from disk"
         count = sum(p.numel() for p in step.parameters())
         console.print(f"{recipe.name}: {count:,} parameters, data {where}", highlight=False)
         if context.device.type == "cuda":
@@ -127,19 +155,13 @@ def _fit(
 
         return fit(
             step,
-            make_objective(
-                recipe.objective,
-                generator=torch.Generator(context.device).manual_seed(seed),
-                radius=facts.radius,
-                periodic=facts.periodic,
-                length=facts.length,
-            ),
-            NormalizedWindows(source, facts.normalizer),
+            needs.objective,
+            needs.windows,
             config=recipe.training,
             folder=folder,
             seed=seed,
             resume=resume,
-            validate=_validator(recipe, store, facts.normalizer, context.device),
+            validate=needs.validate,
             on_progress=on_progress,
             context=context,
             rehearse=rehearsed,
@@ -191,6 +213,7 @@ def _validator(recipe: Recipe, store: TrajectoryStore, normalizer: Normalizer, d
     stride, count = recipe.task.stride, min(VALID_TRAJECTORIES, store.count("valid"))
     steps = min(VALID_STEPS, (store.num_frames("valid") - 1) // stride)
     frames = store.load("valid", device=device, stride=stride, trajectories=range(count))[:, : steps + 1].clone()
+    require_finite(frames, store, "valid")
 
     def validate(step: NormalizedStep) -> Mapping[str, float]:
         physical = PhysicalStep(step, normalizer).to(device)
@@ -201,20 +224,17 @@ def _validator(recipe: Recipe, store: TrajectoryStore, normalizer: Normalizer, d
     return validate
 
 
-def _prepare_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+def _require_told(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
     """Refuse to touch an earlier run unless told how."""
     if resume and overwrite:
         raise ValueError("--resume keeps an earlier run and --overwrite discards it, got both; choose one")
-    if not folder.exists():
+    if overwrite or not (folder / "recipe.json").exists():
         return
-    if overwrite:
-        shutil.rmtree(folder)
-    elif not resume and (folder / "recipe.json").exists():
+    if not resume:
         raise ValueError(
             f"{folder} holds a run already; pass --resume to continue it, --overwrite to discard it, or another --seed"
         )
-    elif resume and (folder / "recipe.json").exists():
-        require_same_run(folder, recipe)
+    require_same_run(folder, recipe)
 
 
 def _write_summary(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,12 +58,15 @@ def pick_device(name: str) -> torch.device:
     """The device called `name`; `auto` is the first GPU, or the CPU where there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
+        raise ValueError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}; choose one of them")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {name} needs a CUDA GPU, but this machine shows none; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"--device {name} needs more GPUs than the {torch.cuda.device_count()} of this machine; count from cuda:0"
+        )
     return device
 
 
