@@ -235,6 +235,27 @@ def test_a_setting_that_cannot_be_trained_with_does_not_cost_the_earlier_run(
         assert not workspace.run("kf64-a3m", 6).exists()
 
 
+def test_scores_are_never_those_of_earlier_weights(workspace: Workspace) -> None:
+    recipe = tiny("training.max_steps=3", "name=kf64-a3m-longer")
+    folder = run_one(recipe, workspace, seed=0, device=CPU, console=console())
+    first = scores_of(folder)["metrics"]["relative_l2@1"]["rows"]["model"]["value"]
+    longer = tiny("training.max_steps=8", "name=kf64-a3m-longer")
+    train(longer, workspace, seed=0, device=CPU, console=console(), resume=True)
+    with pytest.raises(ValueError, match="got an earlier one; run `ergoflow predict` again"):
+        score(longer, workspace, seed=0, device=CPU, console=console())
+    run_one(longer, workspace, seed=0, device=CPU, console=console())
+    assert scores_of(folder)["metrics"]["relative_l2@1"]["rows"]["model"]["value"] != first
+
+
+def test_a_roll_out_with_other_lags_is_refused_before_work(workspace: Workspace, scored: Path) -> None:
+    references = sorted(workspace.dataset("kf64").glob("reference-*.npz"))
+    with pytest.raises(
+        ValueError, match=r"evaluation\.max_lag=7 was expected .*, got 20; run `ergoflow predict` again"
+    ):
+        score(tiny("evaluation.max_lag=7"), workspace, seed=0, device=CPU, console=console())
+    assert sorted(workspace.dataset("kf64").glob("reference-*.npz")) == references
+
+
 def test_an_interrupted_training_is_finished_before_it_is_scored(workspace: Workspace) -> None:
     recipe = tiny("training.max_steps=4")
     folder = train(recipe, workspace, seed=7, device=CPU, console=console())
@@ -313,6 +334,15 @@ def test_data_of_ones_own_that_cannot_be_used_is_refused_with_the_reason(tmp_pat
     (space.dataset("kf64") / "stats.yaml").unlink()
     with pytest.raises(ValueError, match=r"stats\.yaml, but there are none; write them with compute_statistics"):
         run(space, train)
+
+
+def test_exponents_of_data_of_ones_own_are_refused_before_work(tmp_path: Path) -> None:
+    space = own_data(tmp_path, {"train": 2, "valid": 1, "test": 2})
+    recipe = tiny()
+    train(recipe, space, seed=0, device=CPU, console=console())
+    predict(recipe, space, seed=0, device=CPU, console=console())
+    with pytest.raises(ValueError, match="made by `ergoflow simulate`, got data of your own"):
+        score(tiny("evaluation.exponents=1"), space, seed=0, device=CPU, console=console())
 
 
 @pytest.mark.parametrize("name", ["gpu", "meta", "mps", "cpu:3", "cuda:x", ""])

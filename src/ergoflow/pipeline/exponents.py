@@ -53,23 +53,29 @@ class Exponents:
         return Interval(value=float(np.mean(errors)), low=min(errors), high=max(errors))
 
 
+def require_exponents(recipe: Recipe, store: TrajectoryStore) -> None:
+    """Refuse data whose flow the solver does not know, before any work is done."""
+    if not isinstance(recipe.dataset, KolmogorovDatasetConfig):
+        raise ValueError(
+            f"exponents need the whole state of a flow, {recipe.dataset.name} holds planes; set evaluation.exponents=0"
+        )
+    if not (Path(store.folder) / "dataset.json").exists():
+        raise ValueError(
+            f"exponents need data made by `ergoflow simulate`, got data of your own in {store.folder}; "
+            "set evaluation.exponents=0"
+        )
+
+
 def measure_exponents(
     recipe: Recipe, store: TrajectoryStore, step: Step, *, device: torch.device, console: Console
 ) -> Exponents:
     """The leading `evaluation.exponents` exponents of solver and model."""
+    require_exponents(recipe, store)
     evaluation, dataset = recipe.evaluation, recipe.dataset
-    if not isinstance(dataset, KolmogorovDatasetConfig):
-        raise ValueError(
-            f"exponents need the whole state of a flow, {dataset.name} holds planes; set evaluation.exponents=0"
-        )
+    assert isinstance(dataset, KolmogorovDatasetConfig)
     substeps = dataset.substeps * recipe.task.stride
     solver = make_step(dataset.flow, substeps=substeps, device=device, dtype=torch.float64)
     states = store.load("test", device=device, stride=store.num_frames("test"))[:STATES, 0]
-    if len(states) < 2 or not (Path(store.folder) / "dataset.json").exists():
-        raise ValueError(
-            f"exponents need two test trajectories made by `ergoflow simulate`, got {len(states)} in {store.folder}; "
-            "set evaluation.exponents=0"
-        )
     warmup = int(WARM_UP_SHARE * evaluation.exponent_steps)
     with bar(
         console, f"Lyapunov exponents of {recipe.name}", 2 * (warmup + evaluation.exponent_steps), "steps"

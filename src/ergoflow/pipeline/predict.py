@@ -22,7 +22,15 @@ from ergoflow.numerics.trajectory import Step, rollout
 from ergoflow.ops.inference import recorded_inference
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import load_reference, new_statistics, skipped_frames
-from ergoflow.pipeline.runs import load_run, open_store, read_facts, require_same_run, rollout_info, write_json
+from ergoflow.pipeline.runs import (
+    load_run,
+    open_store,
+    read_facts,
+    require_same_run,
+    rollout_info,
+    weights_digest,
+    write_json,
+)
 from ergoflow.pipeline.video import check_video_path, write_video
 from ergoflow.pipeline.workspace import Workspace, commit, hardware
 
@@ -56,6 +64,7 @@ def predict(
         output / "rollout.json",
         {
             "evaluation": to_dict(recipe.evaluation),
+            "weights": weights_digest(folder),
             "steps": recipe.evaluation.steps,
             "trajectories": len(failed),
             "diverged_at": failed,

@@ -29,11 +29,11 @@ from ergoflow.metrics import (
     verdict,
 )
 from ergoflow.pipeline.curves import write_curves
-from ergoflow.pipeline.exponents import Exponents, measure_exponents
+from ergoflow.pipeline.exponents import Exponents, measure_exponents, require_exponents
 from ergoflow.pipeline.predict import ROLLOUT_FILE
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import TRIVIAL, Reference, load_reference
-from ergoflow.pipeline.runs import load_run, open_store, require_same_run, write_json
+from ergoflow.pipeline.runs import is_of_these_weights, load_run, open_store, require_same_run, write_json
 from ergoflow.pipeline.shortterm import mean_interval, short_term_errors
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 
@@ -51,6 +51,9 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
             f"run `ergoflow predict {recipe.name} --seed {seed}`"
         )
     require_same_run(folder, recipe)
+    _require_same_rollout(folder, recipe)
+    if recipe.evaluation.exponents:
+        require_exponents(recipe, store)
     reference = load_reference(recipe, store, device=device, console=console)
     model = StatisticsResult.load(output / "statistics.npz")
     rollout = TrajectoryStore(output)
@@ -82,6 +85,18 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
     facts["timings"] = _timings(folder, store) | {"score_s": time.perf_counter() - started}
     write_json(folder / "scores.json", facts)
     return folder
+
+
+def _require_same_rollout(folder: Path, recipe: Recipe) -> None:
+    """Refuse a roll-out of other weights than the run's, or one whose statistics have other lags than the recipe's."""
+    facts = _read(folder / "rollout" / "rollout.json")
+    again = f"run `ergoflow predict` again for {recipe.name}, with the same settings"
+    if not is_of_these_weights(folder, facts):
+        raise ValueError(f"a roll-out of the run's weights was expected in {folder}, got an earlier one; {again}")
+    asked = recipe.evaluation.max_lag
+    lag = facts.get("evaluation", {}).get("max_lag", asked)
+    if lag != asked:
+        raise ValueError(f"a roll-out with evaluation.max_lag={asked} was expected in {folder}, got {lag}; {again}")
 
 
 def _short_term(

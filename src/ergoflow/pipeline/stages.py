@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ergoflow.config import Recipe, to_dict
 from ergoflow.pipeline.predict import predict
-from ergoflow.pipeline.runs import is_trained, require_same_run
+from ergoflow.pipeline.runs import is_of_these_weights, is_trained, require_same_run
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.workspace import Workspace
@@ -31,9 +31,12 @@ def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.de
 
 
 def is_rolled_out(folder: Path, recipe: Recipe) -> bool:
-    """Whether a run holds a roll-out under the recipe's evaluation."""
+    """Whether a run holds a roll-out of its weights under the recipe's evaluation."""
     path = folder / "rollout" / "rollout.json"
-    return path.exists() and json.loads(path.read_text())["evaluation"] == to_dict(recipe.evaluation)
+    if not path.exists():
+        return False
+    facts = json.loads(path.read_text())
+    return facts["evaluation"] == to_dict(recipe.evaluation) and is_of_these_weights(folder, facts)
 
 
 def is_scored(folder: Path) -> bool:
