@@ -92,7 +92,7 @@ def write_check(folder: Path, target: Path) -> Check:
         shipped=shipped,
         measured=shipped,
     )
-    check.require(target)
+    check.require(folder)
     facts = dataclasses.asdict(check)
     del facts["measured"]
     write_json(target / SCORES_FILE, {"format": CHECK_FORMAT, **facts})

@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -65,16 +66,21 @@ def export_model(folder: Path, target: Path) -> Path:
     """
     if not is_trained(folder) or not (folder / "scores.json").exists():
         raise ValueError(f"a scored run was expected in {folder}, but it is not complete; train and score it first")
-    target.mkdir(parents=True, exist_ok=True)
-    for name in FACTS:
-        write_bytes_atomic(target / name, (folder / name).read_bytes())
     model = build_step(load_recipe(folder / "recipe.json"), read_facts(folder), seed=0).model
     metadata = load_weights(model, folder / WEIGHTS_FILE)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype == torch.float32:
             tensor.data = tensor.data.half()
-    save_weights(model, target / WEIGHTS_FILE, metadata=metadata)
-    write_check(folder, target)
+    # A model that is refused must not take the place of an earlier one.
+    with TemporaryDirectory() as place:
+        draft = Path(place)
+        for name in FACTS:
+            shutil.copyfile(folder / name, draft / name)
+        save_weights(model, draft / WEIGHTS_FILE, metadata=metadata)
+        write_check(folder, draft)
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(draft.iterdir()):
+            write_bytes_atomic(target / path.name, path.read_bytes())
     return target / WEIGHTS_FILE
 
 
