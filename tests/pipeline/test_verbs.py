@@ -336,6 +336,29 @@ def test_data_of_ones_own_that_cannot_be_used_is_refused_with_the_reason(tmp_pat
         run(space, train)
 
 
+def test_data_that_cannot_be_written_to_are_scored_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = own_data(tmp_path, {"train": 2, "valid": 1, "test": 2})
+    folder = run_one(tiny(), space, seed=0, device=CPU, console=console())
+    expected = scores_of(folder)["metrics"]
+    (reference,) = space.dataset("kf64").glob("reference-*.npz")
+    reference.unlink()
+    monkeypatch.setattr("ergoflow.pipeline.reference.os.access", lambda *_: False)
+    predict(tiny(), space, seed=0, device=CPU, console=console())
+    score(tiny(), space, seed=0, device=CPU, console=console())
+    assert not reference.exists()
+    assert scores_of(folder)["metrics"] == expected
+
+
+def test_a_vorticity_is_carried_on_squares_only(tmp_path: Path) -> None:
+    space = own_data(tmp_path, {"train": 2, "valid": 1, "test": 2}, grid=(16, 24))
+    carried = find_recipe("kf64-ergoformer")
+    recipe = dataclasses.replace(tiny("dataset.flow.grid=[16, 24]"), model=carried.model, task=carried.task)
+    with pytest.raises(ValueError, match=r"needs equal spacing along both axes, got 0\.3927 and 0\.2618; resample"):
+        train(recipe, space, seed=0, device=CPU, console=console())
+
+
 def test_exponents_of_data_of_ones_own_are_refused_before_work(tmp_path: Path) -> None:
     space = own_data(tmp_path, {"train": 2, "valid": 1, "test": 2})
     recipe = tiny()

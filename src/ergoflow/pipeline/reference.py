@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,10 +109,13 @@ def new_statistics(
 
 
 def load_reference(recipe: Recipe, store: TrajectoryStore, *, device: torch.device, console: Console) -> Reference:
-    """The reference of a recipe's data and evaluation, from disk if it is there."""
+    """The reference of a recipe's data and evaluation, from disk if it is there, and kept where it can be."""
     path = _path(recipe, store)
     if not path.exists():
-        _write(path, _compute(recipe, store, device=device, console=console))
+        reference = _compute(recipe, store, device=device, console=console)
+        if not os.access(store.folder, os.W_OK):
+            return reference
+        _write(path, reference)
     return _read(path)
 
 

@@ -26,6 +26,7 @@ from ergoflow.data.statistics import add_increment_std
 from ergoflow.data.store import DatasetInfo, TrajectoryStore, list_splits
 from ergoflow.models.advection import Pace
 from ergoflow.models.build import build_model
+from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.pipeline.workspace import Workspace, commit
 from ergoflow.training.checkpoint import WEIGHTS_FILE, load_weights
 from ergoflow.training.dissipation import DissipativeStep, state_norm
@@ -34,6 +35,8 @@ from ergoflow.training.stepper import NormalizedStep, PhysicalStep
 RUN_FORMAT = 1
 # Neighbouring frames have nearly the same norm.
 RADIUS_STRIDE = 10
+# Lengths may come from coordinates in float32.
+SPACING_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,7 @@ def normalizer_of(store: TrajectoryStore, *, stride: int) -> Normalizer:
 
 def build_step(recipe: Recipe, facts: RunFacts, *, seed: int) -> NormalizedStep:
     """A fresh model as a step on normalised states; all initial randomness comes from `seed`."""
+    _require_spacing(recipe, facts)
     channels = len(facts.fields)
     generator = torch.Generator().manual_seed(seed)
     scale = facts.normalizer.std_delta / facts.normalizer.std
@@ -139,6 +143,18 @@ def build_step(recipe: Recipe, facts: RunFacts, *, seed: int) -> NormalizedStep:
         relaxation=recipe.task.relaxation,
         kept_means=recipe.task.kept_means,
     )
+
+
+def _require_spacing(recipe: Recipe, facts: RunFacts) -> None:
+    """Refuse unequal spacing where a velocity is made of the vorticity: the model sees points, not lengths."""
+    if not isinstance(recipe.model, ErgoformerConfig) or recipe.model.flow is None:
+        return
+    spacing = [length / size for length, size in zip(facts.length, facts.grid, strict=True)]
+    if not math.isclose(min(spacing), max(spacing), rel_tol=SPACING_TOLERANCE):
+        raise ValueError(
+            f"model.flow={recipe.model.flow} needs equal spacing along both axes, got "
+            f"{' and '.join(f'{d:.4g}' for d in spacing)}; resample the data or set model.flow=none"
+        )
 
 
 def write_run(folder: Path, recipe: Recipe, facts: RunFacts) -> None:
