@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import shutil
@@ -260,7 +261,13 @@ def test_an_interrupted_training_is_finished_before_it_is_scored(workspace: Work
     recipe = tiny("training.max_steps=4")
     folder = train(recipe, workspace, seed=7, device=CPU, console=console())
     half_trained = (folder / "model.safetensors").read_bytes()
+    complete = json.loads((folder / "training.json").read_text())
     (folder / "training.json").unlink()
+    loud = Console(file=io.StringIO())
+    predict(recipe, workspace, seed=7, device=CPU, console=loud)
+    assert "training is not complete" in loud.file.getvalue()
+    score(recipe, workspace, seed=7, device=CPU, console=console())
+    assert scores_of(folder)["parameters"] == complete["parameters"] > 0
     longer = tiny("training.max_steps=9")
     run_one(longer, workspace, seed=7, device=CPU, console=console())
     assert json.loads((folder / "training.json").read_text())["steps"] == 9

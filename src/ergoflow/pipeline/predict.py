@@ -23,6 +23,7 @@ from ergoflow.ops.inference import recorded_inference
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import load_reference, new_statistics, skipped_frames
 from ergoflow.pipeline.runs import (
+    is_trained,
     load_run,
     open_store,
     read_facts,
@@ -53,6 +54,8 @@ def predict(
     read_facts(folder)
     require_same_run(folder, recipe)
     step = rolled_out(load_run(folder, device=device), recipe, device)
+    if not is_trained(folder):
+        console.print("[yellow]training is not complete: these are the weights of its last checkpoint[/yellow]")
     output = folder / "rollout"
     (output / ROLLOUT_FILE).parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()

@@ -33,7 +33,15 @@ from ergoflow.pipeline.exponents import Exponents, measure_exponents, require_ex
 from ergoflow.pipeline.predict import ROLLOUT_FILE
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import TRIVIAL, Reference, load_reference
-from ergoflow.pipeline.runs import is_of_these_weights, load_run, open_store, require_same_run, write_json
+from ergoflow.pipeline.runs import (
+    build_step,
+    is_of_these_weights,
+    load_run,
+    open_store,
+    read_facts,
+    require_same_run,
+    write_json,
+)
 from ergoflow.pipeline.shortterm import mean_interval, short_term_errors
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 
@@ -74,7 +82,7 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
         "axes": list(store.info.axes),
         "rollout_steps": model.energy.shape[1] - 1,
         "num_trajectories": model.num_trajectories,
-        "parameters": _read(folder / "training.json").get("parameters", 0),
+        "parameters": _parameters(folder, recipe),
         "metrics": metrics,
         "survival": _survival(model, reference),
         "hardware": hardware(device),
@@ -204,6 +212,14 @@ def _timings(folder: Path, store: TrajectoryStore) -> dict[str, float]:
         "train_s": _read(folder / "training.json").get("seconds", 0.0),
         "predict_s": _read(folder / "rollout" / "rollout.json").get("seconds", 0.0),
     }
+
+
+def _parameters(folder: Path, recipe: Recipe) -> int:
+    """The size of a run's model; training.json, which knows it, is not there before training is complete."""
+    known = _read(folder / "training.json").get("parameters")
+    if known is None:
+        return sum(p.numel() for p in build_step(recipe, read_facts(folder), seed=0).parameters())
+    return int(known)
 
 
 def _read(path: Path) -> dict[str, Any]:
