@@ -297,12 +297,14 @@ def test_data_of_ones_own_is_not_mixed_with_simulated_shards(workspace: Workspac
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
 
 
-def own_data(root: Path, splits: dict[str, int], *, spoiled: str = "", grid: tuple[int, int] = (16, 16)) -> Workspace:
+def own_data(
+    root: Path, splits: dict[str, int], *, spoiled: str = "", grid: tuple[int, int] = (16, 16), field: str = "vorticity"
+) -> Workspace:
     """A folder of noise with the fields and frame time of the tiny flow; split `spoiled` begins with a NaN."""
     folder = root / "data" / "kf64"
     info = DatasetInfo(
         name="noise",
-        fields=("vorticity",),
+        fields=(field,),
         grid=grid,
         length=(2 * math.pi, 2 * math.pi),
         boundaries=("PERIODIC", "PERIODIC"),
@@ -337,6 +339,8 @@ def test_data_of_ones_own_that_cannot_be_used_is_refused_with_the_reason(tmp_pat
         run(own_data(tmp_path / "d", whole | {"test": 1}), train, predict)
     with pytest.raises(ValueError, match=r"got \(16, 18\); set dataset\.flow\.grid to that of the files"):
         run(own_data(tmp_path / "e", whole, grid=(16, 18)), train)
+    with pytest.raises(ValueError, match=r"at least two velocity components, got heat; roll the model out in Python"):
+        run(own_data(tmp_path / "g", whole, field="heat"), train, predict)
     space = own_data(tmp_path / "f", whole)
     (space.dataset("kf64") / "stats.yaml").unlink()
     with pytest.raises(ValueError, match=r"stats\.yaml, but there are none; write them with compute_statistics"):

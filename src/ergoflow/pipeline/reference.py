@@ -90,7 +90,8 @@ def new_statistics(
     """Empty statistics for `count` roll-outs of a flow: a vorticity field, or the components of a velocity."""
     if info.fields != ("vorticity",) and len(info.fields) < 2:
         raise ValueError(
-            f"a flow has one field named vorticity or two or more velocity components, got {info.fields}; rename or add"
+            "long-term statistics need one field named vorticity or at least two velocity components, got "
+            f"{', '.join(info.fields)}; roll the model out in Python (ergoflow.load)"
         )
     return TrajectoryStatistics(
         count,
