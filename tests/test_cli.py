@@ -62,7 +62,7 @@ def test_recipes_lists_the_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["train", "kf64-a3m", "--recipe", "kf128-a3m"], "drop one of them"),
         (["train", "kf64-a3m", "--set", "training.epoch=5"], "did you mean epochs"),
         (["train", "kf64-a3m", "--set", "training.epochs=many"], "must be of type int"),
-        (["train", "kf64-a3m", "--device", "gpu"], "--device must be auto, cpu, cuda"),
+        (["train", "kf64-a3m", "--device", "gpu"], "the device must be auto, cpu, cuda"),
         (["train", "kf64-a3m", "--precision", "fp8"], "must be one of fp32, bf16"),
         (["train", "kf64-a3m", "--seed", "-1"], "--seed"),
         (["train", "kf64-a3m"], "run `ergoflow simulate kf64`"),

@@ -19,11 +19,14 @@ def test_recipe_survives_the_round_trip_through_json(name: str) -> None:
     assert from_dict(Recipe, json.loads(json.dumps(to_dict(recipe)))) == recipe
 
 
-def test_recipe_file_round_trip(tmp_path: Path) -> None:
+def test_recipe_file_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = override(find_recipe("kf64-a3m"), ["training.epochs=7", "model.sigma=4"])
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(to_dict(recipe)))
     assert load_recipe(path) == recipe == find_recipe(str(path)) == find_recipe(str(path.parent))
+    assert find_dataset(str(path.parent), []) == recipe.dataset
+    monkeypatch.chdir(path.parent)
+    assert find_recipe(".") == recipe
 
 
 def test_override_changes_one_setting_and_nothing_else() -> None:

@@ -14,9 +14,10 @@ __version__ = "0.1.0"
 def load(run: str | Path, *, device: str = "cpu") -> PhysicalStep:
     """A trained model as a step on physical states (B, C, *grid), ready for `rollout`.
 
-    `run` is a run folder, or the name of a model that comes with the package.
+    `run` is a run folder, or the name of a model that comes with the package; `device` is auto, cpu, cuda or cuda:N.
     """
     from ergoflow.pipeline.pretrained import find_model
     from ergoflow.pipeline.runs import load_run
+    from ergoflow.pipeline.workspace import pick_device
 
-    return load_run(find_model(run), device=device)
+    return load_run(find_model(run), device=pick_device(device))

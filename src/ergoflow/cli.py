@@ -67,7 +67,7 @@ PrecisionOption = Annotated[
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Print this recipe as JSON instead.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="RECIPE", help="Print this recipe as JSON instead.")] = None,
 ) -> None:
     """List the catalogue: data sets, experiments and groups of experiments."""
     from ergoflow.pipeline.listing import print_catalogue
@@ -83,7 +83,7 @@ def recipes(
 def demo(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="With --pretrained: a shipped model or a folder of `ergoflow export`."),
+        typer.Argument(metavar="MODEL", help="With --pretrained: a shipped model or a folder of `ergoflow export`."),
     ] = None,
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="Show a shipped model instead of training one; default the best small.")
@@ -148,7 +148,7 @@ def train(
         bool, typer.Option("--overwrite", help="Discard an earlier run of this name and seed.")
     ] = False,
 ) -> None:
-    """Train a model on a data set made by `simulate`. Works under torchrun on several GPUs."""
+    """Train a model on a data set made by `simulate`, or on your own. Works under torchrun on several GPUs."""
     from ergoflow.pipeline.train import train as run
 
     chosen = _recipe(name, recipe, settings, precision)
@@ -193,7 +193,7 @@ def predict(
         console=console,
         video=video,
     )
-    console.print(f"roll-out is in {folder}")
+    console.print(f"roll-out is in {folder}" + (f", video in {video}" if video else ""))
 
 
 @app.command()
@@ -262,7 +262,7 @@ def export(
 
     chosen, place = find_recipe(_one(name, recipe)).name, _workspace(root)
     path = export_model(place.run(chosen, seed), place.root / "models" / chosen if output is None else output)
-    _console().print(f"model: {path} ({path.stat().st_size / 1e6:.1f} MB); ergoflow.load({str(path.parent)!r})")
+    _console().print(f"model: {path} ({path.stat().st_size / 1e3:,.0f} kB); ergoflow.load({str(path.parent)!r})")
 
 
 @app.command()

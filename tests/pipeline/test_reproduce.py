@@ -188,7 +188,8 @@ def test_plan_says_what_is_left_and_how_long_it_takes(space: Workspace) -> None:
     assert rows[1][1:5] == ["7", "train,", "predict,", "score"]
     other = dataclasses.replace(tiny(), name="kf64-other")
     assert "unknown" in plan_of([other], space, [0])
-    assert "at least 0.0 min in all" in plan_of([other], space, [0])
+    assert "training: unknown time" in plan_of([other], space, [0])
+    assert "at least 1.5 min in all" in plan_of([budget.apply(other), dataclasses.replace(other, name="x")], space, [0])
     assert "training: 3.0 min in all" in plan_of([budget.apply(other)], space, [0, 1])
 
 

@@ -381,7 +381,7 @@ def test_exponents_of_data_of_ones_own_are_refused_before_work(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["gpu", "meta", "mps", "cpu:3", "cuda:x", ""])
 def test_devices_nobody_computes_on_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="--device must be auto, cpu, cuda or cuda:N"):
+    with pytest.raises(ValueError, match="the device must be auto, cpu, cuda or cuda:N"):
         pick_device(name)
 
 

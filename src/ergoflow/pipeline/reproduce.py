@@ -178,9 +178,9 @@ def print_plan(
         further += seconds / SECONDS_PER_MINUTE
         table.add_row(part, "", left_of_part, f"{seconds / SECONDS_PER_MINUTE:.1f} min" if seconds else "")
     console.print(table)
-    bound = "" if guessed else "at least "
+    minutes_in_all = f"{'' if guessed else 'at least '}{total:.1f} min in all" if total or guessed else "unknown time"
     if recipes:
-        console.print(f"training: {bound}{total:.1f} min in all; simulating, rolling out and scoring come on top")
+        console.print(f"training: {minutes_in_all}; simulating, rolling out and scoring come on top")
     if parts:
         console.print(f"{', '.join(parts)}: about {further:.1f} min in all")
 

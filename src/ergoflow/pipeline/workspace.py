@@ -59,13 +59,13 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
-        raise ValueError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}; choose one of them")
+        raise ValueError(f"the device must be auto, cpu, cuda or cuda:N, got {name!r}; choose one of them")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name} needs a CUDA GPU, but this machine shows none; use --device cpu")
+        raise ValueError(f"the device {name} needs a CUDA GPU, but this machine shows none; use cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"--device {name} needs more GPUs than the {torch.cuda.device_count()} of this machine; count from cuda:0"
+            f"the device {name} needs more GPUs than the {torch.cuda.device_count()} of this machine; count from cuda:0"
         )
     return device
 

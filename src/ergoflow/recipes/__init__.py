@@ -67,7 +67,7 @@ def find_recipe(name: str) -> Recipe:
     known = catalogue()
     if name in known:
         return known[name]
-    if name.endswith(".json") or "/" in name:
+    if _is_path(name):
         path = Path(name) / "recipe.json" if Path(name).is_dir() else Path(name)
         if not path.is_file():
             raise ValueError(
@@ -81,7 +81,7 @@ def find_recipes(names: Sequence[str]) -> list[Recipe]:
     """The recipes of a list of names, each once; a collection stands for its members, a part of PARTS for none."""
     groups, known = collections(), catalogue()
     for name in names:
-        if not (name in PARTS or name in groups or name in known or name.endswith(".json") or "/" in name):
+        if not (name in PARTS or name in groups or name in known or _is_path(name)):
             raise ValueError(f"unknown recipe or group {name!r}; {_hint(name, [*PARTS, *groups, *known])}")
     members = [member for name in names if name not in PARTS for member in groups.get(name, (name,))]
     return [find_recipe(name) for name in dict.fromkeys(members)]
@@ -99,11 +99,16 @@ def find_dataset(name: str, assignments: Sequence[str]) -> DatasetConfig:
     trimmed = name.removesuffix("-coarse")
     if trimmed in known:
         carrier = Recipe(name=name, dataset=known[trimmed], model=A3MConfig())
-    elif name.endswith(".json") or name in catalogue():
+    elif _is_path(name) or name in catalogue():
         carrier = find_recipe(name)
     else:
         raise ValueError(f"unknown data set {name!r}; {_hint(name, list(known))}")
     return override(carrier, assignments).dataset
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name is that of a recipe file or a run folder."""
+    return name.endswith(".json") or "/" in name or name in (".", "..")
 
 
 def _hint(name: str, known: list[str]) -> str:
