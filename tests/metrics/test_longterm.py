@@ -252,6 +252,13 @@ def test_intervals_contain_their_value_and_stop_at_zero():
     assert centred_interval(1.0, np.array([1.0, math.inf])).high == math.inf
 
 
+def test_an_interval_contains_a_negative_value_too():
+    # Kernel densities can estimate a divergence below zero.
+    interval = centred_interval(-0.1, np.array([-0.1, 0.1, 0.3]))
+    assert interval.low == -0.1
+    assert interval.high == pytest.approx(-0.1 + 0.19)
+
+
 @pytest.mark.parametrize(
     ("score", "expected"),
     [

@@ -124,13 +124,16 @@ def verdict(score: Interval, floor: Interval | None, trivial: Mapping[str, Inter
 
 
 def centred_interval(value: float, resampled: np.ndarray) -> Interval:
-    """Return the percentile interval of the resamples, moved so that their mean is the value, cut at zero."""
+    """Return the percentile interval of the resamples, moved so that their mean is the value, cut at zero.
+
+    An estimated divergence may be negative; its interval is cut at the value then, which it must contain.
+    """
     if not math.isfinite(value):
         return Interval(value=value, low=value, high=value)
     if not np.isfinite(resampled).all():
         return Interval(value=value, low=min(value, float(resampled.min())), high=math.inf)
     low, high = np.percentile(resampled, COVERAGE) - resampled.mean() + value
-    return Interval(value=value, low=max(0.0, min(float(low), value)), high=max(float(high), value))
+    return Interval(value=value, low=max(min(0.0, value), min(float(low), value)), high=max(float(high), value))
 
 
 def percentile_interval(resampled: np.ndarray) -> Interval:
