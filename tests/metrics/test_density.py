@@ -50,6 +50,15 @@ def test_binned_densities_agree_with_the_double_sum(shift, scale):
     assert binned == pytest.approx(exact, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_sharing_samples_between_bins_does_not_widen_the_density(shift):
+    rng = np.random.default_rng(1)
+    p, q = rng.standard_normal(1500), shift + rng.standard_normal(1100)
+    ones = np.ones_like(p), np.ones_like(q)
+    exact = weighted_kl(p, ones[0], q, ones[1])
+    assert weighted_kl(p, ones[0], q, ones[1], exact_pairs=0) == pytest.approx(exact, rel=1e-4)
+
+
 @pytest.mark.parametrize("exact_pairs", [0, 10**9])
 def test_weights_count_repetitions(exact_pairs):
     rng = np.random.default_rng(2)

@@ -17,6 +17,7 @@ from ergoflow.metrics import (
     bootstrap,
     definition,
     energy_spectrum,
+    enstrophy,
     fit_mixing_rate,
     fit_pca,
     integral_time,
@@ -119,6 +120,7 @@ def test_metrics_from_sums_agree_with_the_plain_functions(weights):
     tke = [turbulent_kinetic_energy(u) for u in velocities]
     memory = [autocorrelation(x, LAGS) for x in (model, truth)]
     energy = [kinetic_energy(u) for u in velocities]
+    swirl = [enstrophy(x) for x in (model, truth)]
     expected = {
         "me_ape": me_ape(*spectra),
         "me_ape@1..16": me_ape(*spectra, shells=(1, 6)),
@@ -132,6 +134,7 @@ def test_metrics_from_sums_agree_with_the_plain_functions(weights):
         "integral_time_error": abs(integral_time(memory[0]) / integral_time(memory[1]) - 1),
         "acf_max_error": max_correlation_error(*memory),
         "energy_drift": abs(relative_drift(*energy)),
+        "enstrophy_drift": abs(relative_drift(*swirl)),
         "pca_kl": pca_kl_divergence(model, truth, 8),
         "pca_kl@joint2": pca_kl_divergence(model, truth, joint=2),
         "sliced_wasserstein": sliced_wasserstein(model, truth, num_components=8),
@@ -141,6 +144,21 @@ def test_metrics_from_sums_agree_with_the_plain_functions(weights):
     assert scores["pdf_w1"] == pytest.approx(point_wasserstein(model, truth), abs=0.005)
     assert scores["tail_error"] == pytest.approx(abs(quantile_ratios(model, truth)[0] - 1), abs=0.03)
     assert set(scores) == set(CATALOGUE)
+
+
+def test_shells_run_from_the_first_to_the_sixteenth_and_to_the_last():
+    rng = np.random.default_rng(3)
+    model, truth = rng.standard_normal((2, 2, 12, 1, 40))
+    results = []
+    for field in (model, truth):
+        statistics = TrajectoryStatistics(2, 1, (40,), length=LENGTH, kind="velocity", max_lag=LAGS)
+        for k in range(12):
+            statistics.update(torch.tensor(field[:, k]))
+        results.append(statistics.finish())
+    scores, spectra = long_term_metrics(*results), [energy_spectrum(x) for x in (model, truth)]
+    assert scores["me_ape"] == pytest.approx(me_ape(*spectra, shells=(1, 13)), rel=1e-10)
+    assert scores["me_ape@1..16"] == pytest.approx(me_ape(*spectra, shells=(1, 16)), rel=1e-10)
+    assert scores["me_ape@1..N/2"] == pytest.approx(me_ape(*spectra, shells=(1, 20)), rel=1e-10)
 
 
 def test_truth_against_itself_scores_zero(truth_sums):
@@ -197,8 +215,9 @@ def test_a_rollout_that_blows_up_late_cannot_look_good_in_any_column(truth, trut
     assert all(value == math.inf for value in long_term_metrics(result, truth_sums).values())
     scores = bootstrap(result, truth_sums, resamples=3)
     assert {verdict(score, floor[key], {}) for key, score in scores.items()} == {"failed"}
-    summary = survival_summary(result, truth_sums, steps=(50, 1000))
-    assert summary["survival@50"] == 1
+    summary = survival_summary(result, truth_sums, steps=(99, 100, 1000))
+    assert summary["survival@99"] == 1
+    assert summary["survival@100"] == pytest.approx(11 / 12)
     assert summary["survival@119"] == pytest.approx(11 / 12)
     assert summary["energy_in_range@119"] <= 11 / 12
 
@@ -220,6 +239,13 @@ def test_a_drifting_rollout_leaves_the_range_of_the_truth(truth, truth_sums):
     assert summary["energy_in_range@0"] == 1
     assert summary["survival@119"] == 1
     assert summary["enstrophy_in_range@119"] < 0.5
+
+
+def test_the_range_of_the_truth_is_that_of_its_kept_frames(truth):
+    # A wild start that the statistics skip must not widen the range.
+    started = np.concatenate((8 * truth[:, :10], truth), axis=1)
+    model = sums(1.8 * truth, truth)
+    assert survival_summary(model, sums(started, truth, skip=10)) == survival_summary(model, sums(truth, truth))
 
 
 def test_bootstrap_and_floor_depend_on_the_seed_alone(truth_sums, floor):

@@ -185,6 +185,14 @@ def test_spectral_bins_have_logarithmic_edges():
         assert error[bin_number] == pytest.approx((field**2).mean(), rel=1e-12)
 
 
+def test_spectral_bins_start_at_the_fundamental_of_the_longest_side():
+    # The edges of N = 64 again; a mode of the short side is four times as fine.
+    for mode, bin_number in (((3, 0), 0), ((4, 0), 1), ((0, 1), 1), ((0, 3), 1), ((0, 4), 2)):
+        field = wave((64, 16), mode, phase=0.3)[None, None, None]
+        error = binned_spectral_error(field, 0 * field)[0]
+        assert error[bin_number] == pytest.approx((field**2).mean(), rel=1e-12), mode
+
+
 def test_bad_input_raises_one_line():
     field = np.ones((1, 1, 2, 8, 8))
     nan = field.copy()
