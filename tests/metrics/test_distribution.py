@@ -106,6 +106,15 @@ def test_sliced_distance_weights_count_repetitions():
     assert actual == pytest.approx(expected, rel=1e-12)
 
 
+def test_sliced_distance_of_unequal_samples_has_no_preferred_side():
+    a, b = gaussian(1, 50, 1), 0.2 + gaussian(1, 30, 1, seed=1)
+    distances = [
+        sliced_distance(*(x for z in (a, b) for x in (slice_samples(sign * z, num_directions=1), np.ones(1))))
+        for sign in (1, -1)
+    ]
+    assert distances[0] == pytest.approx(distances[1], rel=1e-12)
+
+
 def test_sliced_wasserstein_is_small_between_halves_and_large_for_a_frozen_state():
     true, other = gaussian(10, 50, 1, 5, 5), gaussian(10, 50, 1, 5, 5, seed=1)
     frozen = np.broadcast_to(true[:, :1], true.shape)
@@ -144,6 +153,8 @@ def test_quantile_ratios_see_a_scaled_tail():
     true = gaussian(2, 50, 1, 20, 20)
     scaled = true.mean() + 1.4 * (true - true.mean())
     assert quantile_ratios(scaled, true) == pytest.approx([1.4, 1.4], rel=1e-12)
+    moved = np.quantile(np.abs(true + 3 - true.mean()), 0.999) / np.quantile(np.abs(true - true.mean()), 0.999)
+    assert quantile_ratios(true + 3, true)[0] == pytest.approx(moved, rel=1e-12)
     clipped = np.clip(true, -2, 2)
     assert (quantile_ratios(clipped, true) < 0.7).all()
 

@@ -161,6 +161,25 @@ def test_shells_run_from_the_first_to_the_sixteenth_and_to_the_last():
     assert scores["me_ape@1..N/2"] == pytest.approx(me_ape(*spectra, shells=(1, 20)), rel=1e-10)
 
 
+def test_tails_and_densities_are_those_of_each_channel_about_the_truths_mean():
+    rng = np.random.default_rng(4)
+    shape, centre = (3, 40, 2, 15, 12), np.array([7.0, -2.0])[:, None, None]
+    truth = centre + np.array([1.0, 0.3])[:, None, None] * rng.standard_normal(shape)
+    model = centre + np.array([1.2, 0.4])[:, None, None] * (0.5 + rng.standard_normal(shape))
+    edges, results = point_edges(np.concatenate((truth, model)), bins=4000), []
+    for field in (model, truth):
+        statistics = TrajectoryStatistics(
+            3, 2, shape[3:], length=LENGTH, kind="velocity", max_lag=LAGS, histogram_edges=edges
+        )
+        for k in range(40):
+            statistics.update(torch.tensor(field[:, k]))
+        results.append(statistics.finish())
+    scores = long_term_metrics(*results)
+    assert scores["pdf_w1"] == pytest.approx(point_wasserstein(model, truth), rel=2e-3)
+    ratios = [quantile_ratios(model[:, :, [c]], truth[:, :, [c]])[0] for c in range(2)]
+    assert scores["tail_error"] == pytest.approx(np.mean(np.abs(np.array(ratios) - 1)), rel=0.02)
+
+
 def test_truth_against_itself_scores_zero(truth_sums):
     for key, value in long_term_metrics(truth_sums, truth_sums).items():
         if key not in ("energy_drift", "enstrophy_drift"):  # these compare the last tenth with the whole
