@@ -66,7 +66,7 @@ def test_wall_profiles_of_a_known_flow() -> None:
     """u = U(y) + a s, v = V(y) + b s σ(y), w = c s with a random sign s, c three times as large at the upper wall."""
     rows = 10
     eta = (np.arange(rows) + 0.5) / rows * 2 - 1
-    mean = np.stack([1 - eta**2, 0.1 + 0 * eta, 0 * eta])
+    mean = np.stack([1 - eta**2, 0.1 * eta, 0 * eta])
     a, b, c, side = 0.3, 0.2, np.where(eta < 0, 0.1, 0.3), np.sign(eta)
     squares = mean**2 + np.stack([a**2 + 0 * eta, b**2 + 0 * eta, c**2])
     profiles = wall_profiles(mean, squares, mean[0] * mean[1] + a * b * side, reynolds_tau=50.0)

@@ -161,6 +161,19 @@ def test_shells_run_from_the_first_to_the_sixteenth_and_to_the_last():
     assert scores["me_ape@1..N/2"] == pytest.approx(me_ape(*spectra, shells=(1, 20)), rel=1e-10)
 
 
+def test_the_divergence_is_the_mean_over_the_first_ten_components():
+    truth, model = turbulence(3, 40, seed=1), turbulence(3, 40, seed=2, size=1.3)
+    basis, results = fit_pca(truth, 12), []
+    for field in (model, truth):
+        statistics = TrajectoryStatistics(3, 1, GRID, length=LENGTH, max_lag=LAGS, basis=basis)
+        for k in range(40):
+            statistics.update(torch.tensor(field[:, k]))
+        results.append(statistics.finish())
+    scores = long_term_metrics(*results)
+    assert scores["pca_kl"] == pytest.approx(pca_kl_divergence(model, truth, 10), rel=1e-7)
+    assert scores["sliced_wasserstein"] == pytest.approx(sliced_wasserstein(model, truth, num_components=12), rel=1e-7)
+
+
 def test_tails_and_densities_are_those_of_each_channel_about_the_truths_mean():
     rng = np.random.default_rng(4)
     shape, centre = (3, 40, 2, 15, 12), np.array([7.0, -2.0])[:, None, None]
@@ -289,6 +302,27 @@ def test_the_bootstrap_interval_covers_the_known_answer():
     assert hits >= 6
 
 
+def test_the_floor_of_two_trajectories_is_one_against_the_other():
+    pair = sums(turbulence(2, 30, seed=7), turbulence(2, 30, seed=7))
+    one, other = np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    both = [long_term_metrics(pair, pair, model_weights=w, truth_weights=v) for w, v in ((one, other), (other, one))]
+    for key, floor in noise_floor(pair, resamples=30).items():
+        assert (floor.low, floor.high) == pytest.approx(sorted(scores[key] for scores in both)), key
+
+
+def test_trajectories_of_both_sides_are_drawn_anew():
+    spread = sums(turbulence(5, 30, seed=1), turbulence(5, 30, seed=1))
+    alike = sums(np.repeat(turbulence(1, 30, seed=2), 5, axis=0), turbulence(5, 30, seed=1))
+    widths = [
+        interval.high - interval.low
+        for pair in ((spread, alike), (alike, spread), (alike, alike))
+        for interval in [bootstrap(*pair, resamples=10)["energy_drift"]]
+    ]
+    assert widths[0] > 0.05
+    assert widths[1] > 0.05
+    assert widths[2] == pytest.approx(0, abs=1e-12)
+
+
 def test_intervals_contain_their_value_and_stop_at_zero():
     interval = centred_interval(0.1, np.array([0.1, 0.3, 0.5]))
     assert interval.low == 0
@@ -309,6 +343,8 @@ def test_an_interval_contains_a_negative_value_too():
     [
         ((0.1, 0.05, 0.2), "at floor"),
         ((0.02, 0.01, 0.03), "at floor"),
+        ((0.3, 0.15, 0.4), "at floor"),
+        ((0.3, 0.16, 0.4), "better"),
         ((0.5, 0.4, 0.6), "better"),
         ((0.6, 0.5, 0.75), "worse"),
         ((0.9, 0.85, 1.0), "worse"),
