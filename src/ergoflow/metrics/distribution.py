@@ -65,7 +65,7 @@ def whiten(projections: np.ndarray, basis: PCABasis) -> np.ndarray:
 
 
 def stride_samples(values: np.ndarray, count: int) -> np.ndarray:
-    """Return every s-th frame of (J, T, ...), s the least stride that leaves at most `count` samples."""
+    """Return every s-th frame of (J, T, ...), s = ceil(J T / count): `count` samples at most, or up to J more."""
     stride = math.ceil(values.shape[0] * values.shape[1] / count)
     return values[:, ::stride]
 

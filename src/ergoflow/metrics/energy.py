@@ -63,7 +63,8 @@ def in_plane_vorticity(velocity: Tensor, length: Sequence[float], *, periodic: S
     """Return (..., *grid): d_0 c_1 - d_1 c_0 of the last two components on a plane, du/dx on a line.
 
     On (x, y) with (u, v) this is the vorticity; on the channel's (y, z) plane with (u, v, w) it is
-    omega_x = dw/dy - dv/dz. Periodic axes are differentiated spectrally, others by second-order differences.
+    omega_x = dw/dy - dv/dz. Periodic axes are differentiated spectrally, others by differences of
+    second order, of first order in the rows at the walls.
     """
     if len(length) == 1:
         return _derivative(velocity[..., -1, :], 0, length, periodic)

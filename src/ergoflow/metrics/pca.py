@@ -54,10 +54,10 @@ class PCABasis:
 def fit_pca(true: Array, num_components: int, *, max_snapshots: int = MAX_SNAPSHOTS) -> PCABasis:
     """Return the leading principal components of the truth (J, T, C, *grid) by the method of snapshots.
 
-    With more than `max_snapshots` frames, every s-th frame of every trajectory is used, s the least stride
-    that fits. The eigenvectors come from whichever is smaller of the Gram matrix (snapshots) and the
-    covariance matrix (points); directions whose variance is round-off are left out, so fewer components may
-    return.
+    With more than `max_snapshots` frames, every s-th frame of every trajectory is used, s = ceil(frames /
+    max_snapshots), so that up to one more per trajectory may be left. The eigenvectors come from whichever is
+    smaller of the Gram matrix (snapshots) and the covariance matrix (points); directions whose variance is
+    round-off are left out, so fewer components may return.
     """
     check_trajectories("true", true)
     stride = math.ceil(true.shape[0] * true.shape[1] / max_snapshots)
