@@ -278,11 +278,16 @@ def test_weights_survive_a_round_trip_to_disk(case, tmp_path):
 # Precision and compilation
 
 
+# Of complex weights torch's own `double` takes none and its `to` the real part.
+@pytest.mark.parametrize(
+    "cast", [lambda model: model.double(), lambda model: model.to(torch.float64)], ids=["double", "to"]
+)
 @every_case
-def test_double_precision_agrees_with_single(case):
+def test_double_precision_agrees_with_single(case, cast):
     model, z = awake(case), state(case)
     single = model(z)
-    double = model.double()(z.double())
+    double = cast(model)(z.double())
+    assert {parameter.dtype for parameter in model.parameters()} <= {torch.float64, torch.complex128}
     assert double.dtype == torch.float64
     assert 0 < relative(single.double(), double) < 1e-5
 

@@ -350,8 +350,6 @@ def test_local_kernel_reaches_the_next_cells_and_no_other_level():
 
 def test_gradients_match_finite_differences():
     model = small_model((3, 4), order=1, modes=2, depth=1, hidden=3).double()
-    weight = model.blocks[0].detail_to_detail.weight
-    weight.data = weight.data.to(torch.complex128)
     z = state((3, 4), batch=1, dtype=torch.float64).requires_grad_()
 
     def outputs(z, *parameters):

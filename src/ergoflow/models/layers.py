@@ -7,7 +7,7 @@ a model is a function of its config and its seed alone, and building it leaves t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -55,6 +55,23 @@ def convolution(
 def at_least_float32(x: Tensor) -> Tensor:
     """Return `x` in float32, or unchanged when it is wider: the precision in which statistics are taken."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def complex_dtype() -> torch.dtype:
+    """Return the dtype of complex weights: pairs of torch's default real numbers."""
+    return torch.get_default_dtype().to_complex()
+
+
+def on_pairs(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return `fn`, which moves or casts tensors, so that it takes complex ones as pairs of real numbers.
+
+    For `_apply` of a module with complex weights: Module.double() skips them, Module.to(dtype) drops imaginary parts.
+    """
+
+    def moved(tensor: Tensor) -> Tensor:
+        return torch.view_as_complex(fn(torch.view_as_real(tensor))) if tensor.is_complex() else fn(tensor)
+
+    return moved
 
 
 def precise_linear(x: Tensor, matrix: Tensor) -> Tensor:

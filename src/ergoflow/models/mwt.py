@@ -50,7 +50,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.layers import WallPadding, at_least_float32, check_state, convolution, linear
+from ergoflow.models.layers import (
+    WallPadding,
+    at_least_float32,
+    check_state,
+    complex_dtype,
+    convolution,
+    linear,
+    on_pairs,
+)
 from ergoflow.numerics.multiwavelets import analyse, plane_filters, synthesise
 
 NUM_AXES = 2
@@ -266,7 +274,7 @@ class FourierKernel(nn.Module):
         super().__init__()
         # Xavier's law for the authors' tensor (F, F, α, α): fan in and out are F α².
         spread = math.sqrt(2 / (2 * features * modes**2))
-        draw = torch.randn(2 * modes, modes, features, features, dtype=torch.complex64, generator=generator)
+        draw = torch.randn(2 * modes, modes, features, features, dtype=complex_dtype(), generator=generator)
         self.weight = nn.Parameter(spread * draw)  # (2α, α, F_in, F_out)
         self.mix = linear(features, features, generator=generator)
 
@@ -276,10 +284,15 @@ class FourierKernel(nn.Module):
             spectra = torch.stack([to_modes(d, pair) for d, pair in zip(details, modes, strict=True)])
             N, B, P, Q, C = spectra.shape  # N levels
             spectra = spectra.reshape(N * B, P * Q, C).transpose(0, 1)  # (P·Q, N·B, F)
-            acted = torch.bmm(spectra, self.weight.flatten(0, 1).to(spectra.dtype))
+            acted = torch.bmm(spectra, self.weight.flatten(0, 1))
             acted = acted.transpose(0, 1).reshape(N, B, P, Q, C)
             fields = [from_modes(level, pair) for level, pair in zip(acted, modes, strict=True)]
         return on_all_levels(lambda x: self.mix(F.relu(x)), fields)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FourierKernel:
+        """Move and cast the weight as a pair of real numbers."""
+        super()._apply(on_pairs(fn), recurse)
+        return self
 
 
 def to_modes(x: Tensor, modes: ModePair) -> Tensor:

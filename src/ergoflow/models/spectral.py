@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ergoflow.models.layers import complex_dtype, on_pairs
 from ergoflow.models.positions import axis_coordinates
 
 
@@ -61,15 +62,8 @@ class SpectralConv(nn.Module):
         return torch.fft.irfft(_real_mean(along_y), n=target[1], norm="forward")  # (B, C_out, X', Y')
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SpectralConv:
-        """Move and cast the weight as a pair of real numbers.
-
-        Module.double() skips complex parameters, and Module.to(dtype) drops their imaginary part.
-        """
-
-        def on_pairs(tensor: Tensor) -> Tensor:
-            return torch.view_as_complex(fn(torch.view_as_real(tensor))) if tensor.is_complex() else fn(tensor)
-
-        super()._apply(on_pairs, recurse)
+        """Move and cast the weight as a pair of real numbers."""
+        super()._apply(on_pairs(fn), recurse)
         return self
 
 
@@ -78,7 +72,7 @@ def uniform_weight(
 ) -> Tensor:
     """Return W (R, K, C_in, C_out), real and imaginary parts ~ U(0, 1/(C_in C_out)): the law of FNO and MNO."""
     shape = (*modes, in_channels, out_channels)
-    return torch.rand(shape, dtype=_complex_dtype(), generator=generator) / (in_channels * out_channels)
+    return torch.rand(shape, dtype=complex_dtype(), generator=generator) / (in_channels * out_channels)
 
 
 def normal_weight(
@@ -87,7 +81,7 @@ def normal_weight(
     """Return W (R, K, C_in, C_out), complex normal with E|W|² = 2/(C_in + C_out): the law of `neuraloperator`."""
     shape = (*modes, in_channels, out_channels)
     variance = 2 / (in_channels + out_channels)
-    return torch.randn(shape, dtype=_complex_dtype(), generator=generator) * variance**0.5
+    return torch.randn(shape, dtype=complex_dtype(), generator=generator) * variance**0.5
 
 
 def pointwise(x: Tensor, layer: nn.Linear) -> Tensor:
@@ -149,7 +143,3 @@ def _real_mean(spectrum: Tensor) -> Tensor:
     kept = torch.ones(parts.shape[-2:], device=parts.device, dtype=parts.dtype)
     kept[0, 1].zero_()
     return torch.view_as_complex(parts * kept)
-
-
-def _complex_dtype() -> torch.dtype:
-    return torch.get_default_dtype().to_complex()
