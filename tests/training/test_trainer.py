@@ -444,9 +444,23 @@ def test_tensorboard_gets_the_numbers_of_the_log(tmp_path: Path) -> None:
     )
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
+    assert "samples_per_s" in events.Tags()["scalars"]
     logged = [(line["step"], pytest.approx(line["loss"], rel=1e-6)) for line in read_log(tmp_path)]
     assert [(event.step, event.value) for event in events.Scalars("loss")] == logged
     assert events.Scalars("valid/relative_l2")[-1].value == 0.5
+
+
+def test_clock_that_stands_still_gives_no_rate(tmp_path: Path) -> None:
+    train(
+        NormalizedStep(new_model()),
+        objective(),
+        rotating_windows(),
+        config=config(tensorboard=True, max_steps=1),
+        folder=tmp_path,
+        seed=0,
+        clock=lambda: 7.0,
+    )
+    assert [line["samples_per_s"] for line in read_log(tmp_path)] == [None]
 
 
 def test_progress_is_reported_after_every_step(tmp_path: Path) -> None:

@@ -79,14 +79,14 @@ def _finite(value: Any) -> Any:
 
 
 def _scalars(record: dict[str, Any]) -> list[tuple[str, float]]:
-    """(name, number) of every entry.
+    """(name, number) of every entry; those of nested dictionaries are named parts/unitary, valid/relative_l2, ...
 
-    Entries of a nested dictionary are named parts/unitary, valid/relative_l2, ...
+    An entry without a number, such as a rate over no time, is left out.
     """
     flat = []
     for name, value in record.items():
         if isinstance(value, dict):
             flat += [(f"{name}/{entry}", number) for entry, number in value.items()]
-        elif name != "step":
+        elif name != "step" and value is not None:
             flat.append((name, value))
     return flat
