@@ -1,8 +1,9 @@
 """A training state in half the bytes, for machines between which little can be carried.
 
-Eight bytes a parameter instead of sixteen: the weights as they are; their average as its distance from them, and
-second moments, in bfloat16; momenta not at all, which are rebuilt within 1/(1 − β₁) steps. A run resumed from it goes
-on as well as the whole one, but not bit for bit.
+Eight bytes a parameter instead of sixteen. Weights are kept as they are; second moments, and the average as its
+distance from the weights, in bfloat16; momenta not at all: they are rebuilt within 1/(1 − β₁) steps. What belongs to
+complex weights is not rounded, for want of a complex bfloat16: 24 bytes instead of 32. A run resumed from such a state
+goes on as well as one that never stopped, but not bit for bit the same.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What optimisers call their first moments (Adam, Muon).
-MOMENTA = ("exp_avg", "momentum")
+# What optimisers call their first moments: Adam; Muon, for its matrices and for the rest.
+MOMENTA = ("exp_avg", "momentum", "mean")
 
 
 def compact(state: Mapping[str, Any]) -> dict[str, Any]:
