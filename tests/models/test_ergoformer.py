@@ -353,6 +353,8 @@ def test_grids_that_the_stride_does_not_divide_are_refused() -> None:
         build(SMALL, (32, 32))(torch.zeros(1, 1, 32, 36))
     with pytest.raises(ValueError, match=r"multiples of the stride 8, got \(36, 32\); resample"):
         build(SMALL, (36, 32))
+    with pytest.raises(ValueError, match=r"multiples of the stride 8, got \(36, 32\); resample"):
+        build(replace(SMALL, flow=None, noise=1), (32, 32))(torch.zeros(1, 1, 36, 32))
 
 
 @pytest.mark.parametrize(
@@ -361,6 +363,11 @@ def test_grids_that_the_stride_does_not_divide_are_refused() -> None:
 def test_velocity_of_anything_but_a_vorticity_is_refused(channels: int, periodic: tuple[bool, ...]) -> None:
     with pytest.raises(ValueError, match=r"needs one vorticity .*, got .*; set model\.flow=none"):
         build(SMALL, (32,) * len(periodic), channels=channels, periodic=periodic)
+
+
+def test_carried_vorticity_is_the_only_channel_out() -> None:
+    with pytest.raises(ValueError, match=r"predicts one vorticity, got 2 channels out; set model\.flow=none"):
+        Ergoformer(SMALL, 1, 2, (32, 32), periodic=(True, True))
 
 
 def test_codes_finer_than_the_level_are_refused() -> None:

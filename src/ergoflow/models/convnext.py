@@ -100,7 +100,7 @@ class ConvNeXt(nn.Module):
         super().__init__()
         assert len(grid) == len(periodic)
         self.config, self.in_channels, self.periodic = config, in_channels, periodic
-        self._check_grid(grid)
+        self.check_grid(grid)
         axes = len(periodic)
         widths, fold = config.widths, STRIDE**axes
         stages = [
@@ -134,13 +134,8 @@ class ConvNeXt(nn.Module):
             x = stage(skips.pop() + shuffle(up(x), STRIDE))
         return shuffle(self.head(self.norm(x)), self.config.patch).movedim(-1, 1)
 
-    def _lift(self, z: Tensor) -> Tensor:
-        check_state(z, self.in_channels, len(self.periodic))
-        self._check_grid(tuple(z.shape[2:]))
-        # The residual stream stays in float32 under autocast.
-        return at_least_float32(self.lift(unshuffle(z.movedim(1, -1), self.config.patch)))
-
-    def _check_grid(self, grid: tuple[int, ...]) -> None:
+    def check_grid(self, grid: tuple[int, ...]) -> None:
+        """Raise unless the stride divides the grid and no convolution reaches around it more than once."""
         stride, reach = self.config.stride, self.config.kernel // 2
         if any(size < stride or size % stride for size in grid):
             raise ValueError(
@@ -152,6 +147,12 @@ class ConvNeXt(nn.Module):
                 f"periodic sides must have at least {reach} points on the coarsest level (stride {stride}), got {grid};"
                 " use a finer grid, fewer levels or a smaller kernel"
             )
+
+    def _lift(self, z: Tensor) -> Tensor:
+        check_state(z, self.in_channels, len(self.periodic))
+        self.check_grid(tuple(z.shape[2:]))
+        # The residual stream stays in float32 under autocast.
+        return at_least_float32(self.lift(unshuffle(z.movedim(1, -1), self.config.patch)))
 
 
 class ConvNeXtBlock(nn.Module):

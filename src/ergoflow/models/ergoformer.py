@@ -152,7 +152,7 @@ class Ergoformer(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        _check_problem(config, in_channels, grid, periodic)
+        _check_problem(config, in_channels, out_channels, grid, periodic)
         self.config, self.in_channels, self.periodic, self.pace = config, in_channels, periodic, pace
         walls = sum(not wraps for wraps in periodic) if config.wall_code else 0
         inputs = in_channels + FLOW_CHANNELS[config.flow] + WALL_MODES * walls + config.noise
@@ -166,6 +166,7 @@ class Ergoformer(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Return the decoded field, (B, C_out, *grid)."""
         check_state(z, self.in_channels, len(self.periodic))
+        self.unet.check_grid(tuple(z.shape[2:]))
         if self.config.flow != "carried":
             field: Tensor = self.unet(torch.cat([z, *self._further_inputs(z)], dim=1))
             return field
@@ -262,7 +263,7 @@ def wall_cosines(z: Tensor, axis: int) -> Tensor:
 
 
 def _check_problem(
-    config: ErgoformerConfig, in_channels: int, grid: tuple[int, ...], periodic: tuple[bool, ...]
+    config: ErgoformerConfig, in_channels: int, out_channels: int, grid: tuple[int, ...], periodic: tuple[bool, ...]
 ) -> None:
     """Refuse a flow that cannot be had and codes too fine for a level of the grid."""
     if config.flow is not None and not (in_channels == 1 and periodic == (True, True)):
@@ -270,6 +271,8 @@ def _check_problem(
             f"flow={config.flow!r} needs one vorticity on a periodic plane, got {in_channels} channels and "
             f"periodic={periodic}; set model.flow=none"
         )
+    if config.flow == "carried" and out_channels != 1:
+        raise ValueError(f"flow='carried' predicts one vorticity, got {out_channels} channels out; set model.flow=none")
     for level in config.attention_levels if config.attention is not None else ():
         points = [size // (config.unet.patch * STRIDE**level) for size in grid]
         if 2 * config.frequencies > min(points):
