@@ -16,6 +16,29 @@ def test_words_are_those_of_splitmix64() -> None:
     assert [word % 2**64 for word in words.tolist()] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
+def mixed(word: int) -> int:
+    """A round of splitmix64 in whole numbers."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        word = (word ^ word >> shift) * factor % 2**64
+    return word ^ word >> 31
+
+
+def test_noise_is_the_hash_of_the_bits_in_its_block_point_by_point_and_row_by_row() -> None:
+    z = state(1, 2, 4, 6)
+    noise, bits = block_noise(z, 3, 2)[0], z[0].view(torch.int32).tolist()
+
+    def word(x: int, y: int) -> int:
+        first = mixed((bits[0][x][y] + _STEP) % 2**64)
+        return mixed((first + bits[1][x][y] + _STEP) % 2**64)
+
+    for x, y in ((0, 0), (2, 4)):
+        rows = [mixed(word(x, j)) + mixed(word(x + 1, j)) for j in (y, y + 1)]
+        block = sum(mixed(row % 2**64) for row in rows)
+        for channel in range(3):
+            drawn = mixed((block + _STEP * (channel + 1)) % 2**64) >> 40
+            assert noise[channel, x, y].item() == pytest.approx(12**0.5 * ((drawn + 0.5) / 2**24 - 0.5), abs=1e-6)
+
+
 @pytest.mark.parametrize("side", [1, 2])
 def test_noise_is_white(side: int) -> None:
     """Channels, blocks, samples and the state itself: of 61,440 numbers, means and correlations are .004 by chance."""

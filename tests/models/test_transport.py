@@ -107,6 +107,21 @@ def test_dissipation_never_expands_and_starts_small(periodic: tuple[bool, bool])
     assert damped(x).norm() < 0.5 * x.norm()
 
 
+@pytest.mark.parametrize("pooling", [(), ("mean",)])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("head", range(H))
+def test_each_head_and_axis_has_a_rate_of_its_own(pooling: tuple[str, ...], axis: int, head: int) -> None:
+    """At a large rate the heat kernel leaves the mean along the axis, and at a small one everything."""
+    still = layer(pooling=pooling, gain=0.0, dissipation=True)
+    with torch.no_grad():
+        still.log_rates.fill_(-99.0)
+        still.log_rates[axis * H + head] = 14.0
+    x = field(2, 8, 7, D)
+    expected = x.unflatten(-1, (H, -1)).clone()
+    expected[..., head, :] = expected[..., head, :].mean(1 + axis, keepdim=True)
+    torch.testing.assert_close(still(x), expected.flatten(-2))
+
+
 def test_fresh_layer_is_close_to_the_identity() -> None:
     x = field(2, 32, 32, D)
     fresh = layer(gain=1.0, dissipation=True)
