@@ -12,7 +12,6 @@ from ergoflow.models.attention import (
     apply_kernels,
     head_norm,
     low_rank_kernel,
-    pool,
     reduce_axes,
     split_heads,
 )
@@ -151,17 +150,6 @@ def test_batched_mlps_are_the_mlps_one_by_one():
         torch.testing.assert_close(first, second)
 
 
-def test_pooling_over_no_axes_is_the_identity():
-    x = randn(2, 5, 4)
-    for kind in ("mean", "max", "min"):
-        assert pool(x, kind, []) is x
-
-
-def test_unknown_pooling_is_refused():
-    with pytest.raises(ValueError, match="pooling must be one of"):
-        pool(torch.zeros(1, 2, 3, 1), "median", [1])
-
-
 def test_each_group_of_heads_sees_its_own_pooling():
     """A point that is the largest in no channel can move without moving the max heads; likewise for min."""
     kernel = small_kernel()
@@ -243,7 +231,8 @@ def test_attention_does_not_see_the_scale_and_mean_of_a_points_features():
 def test_attention_applies_the_kernels_it_shows():
     attention = small_attention(2, sigma=3.0)
     x = randn(2, 5, 7, 6)
-    values = attention.value(attention.norm(x)).reshape(2, 5, 7, 3, 4).permute(0, 3, 1, 2, 4)
-    mixed = head_norm(apply_kernels(attention.kernels(x), values)).flatten(1, 2).movedim(1, -1)  # (B, X, Y, H·d)
+    normed = attention.norm(x)
+    values = attention.value(normed).reshape(2, 5, 7, 3, 4).permute(0, 3, 1, 2, 4)
+    mixed = head_norm(apply_kernels(attention.kernels(normed), values)).flatten(1, 2).movedim(1, -1)  # (B, X, Y, H·d)
     expected = attention.mix(torch.nn.functional.gelu(attention.merge(mixed)))
     torch.testing.assert_close(attention(x), expected)

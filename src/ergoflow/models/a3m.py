@@ -165,7 +165,7 @@ class A3M(nn.Module):
             assert isinstance(block, AttentionBlock)
             assert isinstance(block.attention, AxialAttention)
             placed, normed = block.placed(x)
-            kernels.append(block.attention.normed_kernels(normed))
+            kernels.append(block.attention.kernels(normed))
             x = mix_add(placed, *block.update(normed))
         return kernels
 

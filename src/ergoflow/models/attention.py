@@ -38,7 +38,6 @@ __all__ = [
     "apply_kernels",
     "head_norm",
     "low_rank_kernel",
-    "pool",
     "reduce_axes",
     "split_heads",
 ]
@@ -50,20 +49,6 @@ FUSIONS = ("heads", "sum")
 def split_heads(heads: int, parts: int) -> list[int]:
     """Return how many heads each pooling gets, the first ones one more: 16 heads in 3 parts are 6, 5, 5."""
     return [heads // parts + (part < heads % parts) for part in range(parts)]
-
-
-def pool(x: Tensor, kind: str, axes: Sequence[int]) -> Tensor:
-    """Return the mean, max or min of x over `axes`; over no axes at all (a 1-D grid) it is x itself."""
-    if not axes:
-        return x
-    match kind:
-        case "mean":
-            return x.mean(tuple(axes))
-        case "max":
-            return x.amax(tuple(axes))
-        case "min":
-            return x.amin(tuple(axes))
-    raise ValueError(f"pooling must be one of {POOLINGS}, got {kind!r}; choose one of these")
 
 
 def low_rank_kernel(queries: Tensor, keys: Tensor, phases: Tensor) -> Tensor:
@@ -200,14 +185,16 @@ class AxialKernel(nn.Module):
         self.key = linear(dim, heads * kernel_dim, bias=False, generator=generator)
         self.register_buffer("frequencies", draw_frequencies(1, kernel_dim, sigma, generator=generator))
 
-    def forward(self, context: Tensor, sequences: list[Tensor] | None = None) -> Tensor:
-        """Return K from the features (B, *grid, D), of which `reduce_axes` may have made the sequences already."""
-        if sequences is None:
-            (sequences,) = reduce_axes([self.reducer_list()], context)  # (B, S, D) each
+    def forward(self, context: Tensor) -> Tensor:
+        """Return K from the features (B, *grid, D)."""
+        (sequences,) = reduce_axes([self.reducer_list()], context)
+        return self.of_sequences(sequences)
+
+    def of_sequences(self, sequences: list[Tensor]) -> Tensor:
+        """Return K from what the reducers made of the features, (B, S, D) each."""
         if self.fusion == "sum":
             sequences = [torch.stack(sequences).sum(0)]
-        size = context.shape[self.axis + 1]
-        table = fourier_features((size,), self.frequencies, self.coordinate_range)  # (S, 2m)
+        table = fourier_features((sequences[0].shape[1],), self.frequencies, self.coordinate_range)  # (S, 2m)
         counts = split_heads(self.heads, len(sequences))
         return sequence_kernel(sequences, self.query.weight, self.key.weight, table, counts)
 
@@ -256,23 +243,15 @@ class AxialAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, *grid, D) to (B, *grid, D)."""
-        return self.mix_normed(self.norm(x))
-
-    def kernels(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the kernel (B, H, S, S) of each axis for features (B, *grid, D)."""
-        return self.normed_kernels(self.norm(x))
-
-    def mix_normed(self, normed: Tensor) -> Tensor:
-        """Return what follows the layer norm, (B, *grid, D)."""
-        out: Tensor = self.mix(F.gelu(self.merged(normed)))
+        out: Tensor = self.mix(F.gelu(self.merged(self.norm(x))))
         return out
 
     def merged(self, normed: Tensor) -> Tensor:
-        """Return the merged heads, (B, *grid, D): what follows the layer norm, up to the GELU."""
-        return axial_mix(normed, self.value.weight, self.normed_kernels(normed), self.merge.weight)
+        """Return the merged heads, (B, *grid, D), of normalised features (B, *grid, D)."""
+        return axial_mix(normed, self.value.weight, self.kernels(normed), self.merge.weight)
 
-    def normed_kernels(self, normed: Tensor) -> tuple[Tensor, ...]:
+    def kernels(self, normed: Tensor) -> tuple[Tensor, ...]:
         """Return the kernel (B, H, S, S) of each axis for normalised features (B, *grid, D)."""
         axes = [axis for axis in self.axes if isinstance(axis, AxialKernel)]
         sequences = reduce_axes([axis.reducer_list() for axis in axes], normed, self.context.weight)
-        return tuple(axis(normed, of_axis) for axis, of_axis in zip(axes, sequences, strict=True))
+        return tuple(axis.of_sequences(of_axis) for axis, of_axis in zip(axes, sequences, strict=True))
