@@ -119,8 +119,8 @@ def test_states_beyond_the_shell_are_contracted_whatever_the_network_says() -> N
 
 def test_between_the_radii_the_two_are_blended_state_by_state() -> None:
     inner_step = NormalizedStep(Gain(3.0))
-    z = torch.cat([states(norm, 1, 2, 5) for norm in (0.5, 2.0, 9.0)])
-    out = DissipativeStep(inner_step, 1.0, outer=3.0, scale=0.5)(z)
+    z = torch.cat([states(norm, 1, 2, 5) for norm in (1.0, 4.0, 18.0)])
+    out = DissipativeStep(inner_step, 2.0, outer=3.0, scale=0.5)(z)
     torch.testing.assert_close(out[0], 3.0 * z[0])
     torch.testing.assert_close(out[1], (0.5 * 3.0 + 0.5 * 0.5) * z[1])  # half way: rho = 1/2
     torch.testing.assert_close(out[2], 0.5 * z[2])

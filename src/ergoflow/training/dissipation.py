@@ -19,6 +19,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ergoflow.training.losses import at_least_float32
 from ergoflow.training.stepper import NormalizedStep
 
 # The ratio of the outer to the inner radius in the authors' script for the Kolmogorov flow.
@@ -29,7 +30,7 @@ TRANSITION_END = 1e-3
 
 def state_norm(state: Tensor) -> Tensor:
     """Root mean square of each state (B, C, *grid) over channels and grid, (B,)."""
-    wide = state.to(torch.promote_types(state.dtype, torch.float32)).flatten(1)
+    wide = at_least_float32(state).flatten(1)
     return torch.linalg.vector_norm(wide, dim=1) / math.sqrt(wide.shape[1])
 
 
@@ -47,8 +48,7 @@ def shell_samples(like: Tensor, inner: float, outer: float, *, generator: torch.
 
 def dissipativity_loss(step: NormalizedStep, states: Tensor, *, scale: float) -> Tensor:
     """Mean squared distance of step(z) from s z over all entries of states z (B, C, *grid), as in the authors' code."""
-    wide = torch.promote_types(states.dtype, torch.float32)
-    return (step(states).to(wide) - scale * states.to(wide)).square().mean()
+    return (at_least_float32(step(states)) - scale * at_least_float32(states)).square().mean()
 
 
 def transition(norm: Tensor, inner: float, outer: float) -> Tensor:
