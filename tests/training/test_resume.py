@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from ergoflow.data.windows import ResidentWindows, WindowSampler
 from ergoflow.models.operator import LatentOperator
 from ergoflow.training.checkpoint import STATE_FILE, load_state
+from ergoflow.training.distributed import LaunchContext
 from ergoflow.training.interrupt import stop_requests
 from ergoflow.training.objectives import ObjectiveConfig, make_objective
+from ergoflow.training.state import RunState, capture, restore
 from ergoflow.training.stepper import NormalizedStep
 from ergoflow.training.trainer import Progress, TrainingConfig, TrainingInterrupted, TrainResult, train
 
@@ -160,6 +162,23 @@ def test_every_resumption_sees_other_random_numbers_than_the_start(uninterrupted
     fresh = torch.Generator().manual_seed(0).get_state()
     assert not torch.equal(state["random"][0]["cpu"], fresh)
     assert not torch.equal(state["generator"], torch.Generator().manual_seed(1).get_state())
+
+
+def test_each_process_continues_with_its_own_random_numbers() -> None:
+    model = nn.Linear(2, 2)
+    run = RunState(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters()),
+        average=None,
+        generator=torch.Generator(),
+        device=torch.device("cpu"),
+    )
+    streams = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
+    state = capture(run, {}, LaunchContext()) | {"random": [{"cpu": stream} for stream in streams]}
+    with torch.random.fork_rng(devices=[]):
+        for rank, stream in enumerate(streams):
+            restore(run, state, {}, LaunchContext(rank=rank, world_size=2))
+            assert torch.equal(torch.get_rng_state(), stream)
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:

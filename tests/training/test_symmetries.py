@@ -193,17 +193,29 @@ def test_batches_depend_on_seed_epoch_and_number_alone() -> None:
     assert not torch.equal(next(other.epoch(3)), whole[0])
 
 
+class Recorder:
+    """Symmetries that keep the first number of each stream they draw from."""
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+
+    def draw(self, count: int, rng: np.random.Generator) -> Moves:
+        self.firsts.append(rng.integers(2**62))
+        return GROUP.draw(count, rng)
+
+
+def test_every_batch_of_every_epoch_and_seed_has_draws_of_its_own() -> None:
+    recorder = Recorder()
+    for seed, epoch in itertools.product((5, 6), (0, 1, 2)):
+        assert len(list(AugmentedWindows(source(), recorder, seed=seed).epoch(epoch))) == 4
+    assert len(set(recorder.firsts)) == len(recorder.firsts) == 2 * 3 * 4
+
+
 def test_draws_of_batch_zero_are_not_those_of_the_sampler() -> None:
     """numpy pads entropy with zeros: [seed, epoch, 0] alone would repeat the stream of [seed, epoch]."""
-
-    class Recorder:
-        def draw(self, count: int, rng: np.random.Generator) -> Moves:
-            self.first = rng.integers(2**62)
-            return GROUP.draw(count, rng)
-
     recorder = Recorder()
     next(AugmentedWindows(source(), recorder, seed=5).epoch(3))
-    assert recorder.first != np.random.default_rng(np.random.SeedSequence([5, 3])).integers(2**62)
+    assert recorder.firsts[0] != np.random.default_rng(np.random.SeedSequence([5, 3])).integers(2**62)
 
 
 def test_processes_share_the_moves_of_the_whole_batch() -> None:
