@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ergoflow.data.windows import ResidentWindows, WindowSampler
 from ergoflow.training.checkpoint import load_state, load_weights
+from ergoflow.training.distributed import LaunchContext
 from ergoflow.training.objectives import Losses, ObjectiveConfig, make_objective
 from ergoflow.training.stepper import NormalizedStep
 from ergoflow.training.trainer import TrainingConfig, TrainingDiverged, TrainingInterrupted, train
@@ -430,18 +431,40 @@ def test_training_leaves_the_callers_random_numbers_and_signal_handlers_alone(tm
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
-def test_tensorboard_gets_the_numbers_of_the_log(tmp_path: Path) -> None:
+def test_processes_and_seeds_draw_numbers_of_their_own_inside_the_model(tmp_path: Path) -> None:
+    class Drawing(nn.Conv1d):
+        def forward(self, state: Tensor) -> Tensor:
+            drawn.append(torch.rand(()).item())
+            return super().forward(state)
+
+    drawn: list[float] = []
+    for rank, seed in itertools.product((0, 1), (0, 1)):
+        train(
+            NormalizedStep(Drawing(2, 2, 1)),
+            objective(),
+            rotating_windows(),
+            config=config(max_steps=1),
+            folder=tmp_path / f"{rank}{seed}",
+            seed=seed,
+            context=LaunchContext(rank=rank),
+        )
+    assert len(set(drawn)) == len(drawn) == 4
+
+
+def test_tensorboard_gets_the_numbers_of_the_log_also_of_a_resumed_run(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(
-        NormalizedStep(new_model()),
-        objective(),
-        rotating_windows(),
-        config=config(tensorboard=True, log_every=6),
-        folder=tmp_path,
-        seed=0,
-        validate=lambda step: {"relative_l2": 0.5},
-    )
+    for steps in (12, 24):
+        train(
+            NormalizedStep(new_model()),
+            objective(),
+            rotating_windows(),
+            config=config(tensorboard=True, log_every=6, max_steps=steps),
+            folder=tmp_path,
+            seed=0,
+            validate=lambda step: {"relative_l2": 0.5},
+            resume=True,
+        )
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert "samples_per_s" in events.Tags()["scalars"]
