@@ -118,13 +118,16 @@ def test_two_processes_interrupted_and_resumed_train_like_one(tmp_path: Path) ->
 
 
 def torchrun_main(folder: Path) -> None:
-    """Interrupt the run through a signal that one process alone receives; then resume it."""
+    """Check how processes agree; interrupt a run through a signal that one alone receives; then resume it."""
 
     def stop(progress: Progress) -> None:
         if progress.step == 7:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with launch_context("cpu") as context:
+        assert context.largest(3.0 + context.rank, -context.rank) == [4.0, 0.0]
+        assert context.mean(torch.tensor([3.0 + context.rank])).item() == 3.5
+        assert context.gather(context.rank) == [0, 1]
         expected = "SIGTERM" if context.is_main else "a signal to another process"
         with pytest.raises(TrainingInterrupted, match=f"stopped by {expected} at step 8"):
             run(folder, context, on_progress=stop)
