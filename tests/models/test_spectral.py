@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ergoflow.models.layers import check_state
+from ergoflow.models.checks import check_state
 from ergoflow.models.spectral import (
     SpectralConv,
     append_coordinates,

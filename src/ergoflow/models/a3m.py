@@ -26,14 +26,8 @@ from torch import Tensor, nn
 
 from ergoflow.models.attention import FUSIONS, POOLINGS, AxialAttention
 from ergoflow.models.blocks import AttentionBlock, attend
-from ergoflow.models.layers import (
-    ResidualConv,
-    WallPadding,
-    check_state,
-    convolution,
-    linear,
-    precise_linear,
-)
+from ergoflow.models.checks import check_choice, check_coordinate_range, check_counts, check_state
+from ergoflow.models.layers import ResidualConv, WallPadding, convolution, linear, precise_linear
 from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.positions import PositionCode
 from ergoflow.ops.choice import is_reference
@@ -67,25 +61,15 @@ class A3MConfig:
 
     def __post_init__(self) -> None:
         """Check every field that can be checked without the data."""
-        for name in ("dim", "latent", "depth", "heads", "head_dim", "kernel_multiplier", "groups"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; choose a positive number")
+        check_counts(self, "dim", "latent", "depth", "heads", "head_dim", "kernel_multiplier", "groups")
         if self.dim % 2:
             raise ValueError(f"dim must be even (cosines and sines), got {self.dim}; choose {self.dim + 1}")
         if self.sigma < 0:
             raise ValueError(f"sigma must not be negative, got {self.sigma}; choose 8 as in the paper, or 0 for none")
-        start, stop = self.coordinate_range
-        if not start < stop:
-            raise ValueError(
-                f"coordinate_range must be (start, stop) with start < stop, got {self.coordinate_range}; choose (0, 1)"
-            )
-        for name, allowed in (
-            ("fusion", FUSIONS),
-            ("operator", get_args(OperatorMode)),
-            ("wall_padding", get_args(WallPadding)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}; choose one of these")
+        check_coordinate_range(self.coordinate_range)
+        check_choice(self, "fusion", FUSIONS)
+        check_choice(self, "operator", get_args(OperatorMode))
+        check_choice(self, "wall_padding", get_args(WallPadding))
         self._check_pooling()
         self._check_decoder()
 

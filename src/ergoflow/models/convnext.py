@@ -35,7 +35,8 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from ergoflow.models.layers import WallPadding, at_least_float32, check_state, convolution, linear
+from ergoflow.models.checks import check_choice, check_counts, check_state
+from ergoflow.models.layers import WallPadding, at_least_float32, convolution, linear
 from ergoflow.ops.depthwise import depthwise_norm
 from ergoflow.ops.mlp import add_mlp
 
@@ -61,9 +62,7 @@ class ConvNeXtConfig:
 
     def __post_init__(self) -> None:
         """Check every field that can be checked without the data."""
-        for name in ("patch", "kernel", "expansion"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; choose a positive number")
+        check_counts(self, "patch", "kernel", "expansion")
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel must be odd, got {self.kernel}; choose {self.kernel + 1}")
         if not self.widths or min(self.widths) < 1:
@@ -73,10 +72,7 @@ class ConvNeXtConfig:
                 f"blocks must be {2 * len(self.widths) - 1} numbers for {len(self.widths)} levels (down, coarsest, "
                 f"up), none negative, got {self.blocks}; give one number per stage"
             )
-        if self.wall_padding not in get_args(WallPadding):
-            raise ValueError(
-                f"wall_padding must be one of {get_args(WallPadding)}, got {self.wall_padding!r}; choose one of these"
-            )
+        check_choice(self, "wall_padding", get_args(WallPadding))
 
     @property
     def stride(self) -> int:

@@ -47,8 +47,9 @@ from torch import Tensor, nn
 from ergoflow.models.advection import STILL, Pace, carried
 from ergoflow.models.attention import POOLINGS, head_norm
 from ergoflow.models.axial import AxisKernel, Codes, apply_along
+from ergoflow.models.checks import check_choice, check_counts, check_state
 from ergoflow.models.convnext import STRIDE, ConvNeXt, ConvNeXtConfig
-from ergoflow.models.layers import at_least_float32, check_state, linear
+from ergoflow.models.layers import at_least_float32, linear
 from ergoflow.models.noise import block_noise
 from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.transport import Transport
@@ -100,18 +101,12 @@ class ErgoformerConfig:
         """Check every field that can be checked without the data."""
         if self.noise < 0:
             raise ValueError(f"noise must be 0 channels or more, got {self.noise}; 0 is a step that draws nothing")
-        for name in ("attention_blocks", "heads", "frequencies"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; choose a positive number")
-        for name, allowed in (
-            ("flow", (*get_args(Flow), None)),
-            ("attention", (*get_args(Attention), None)),
-            ("kernel", get_args(Kernel)),
-            ("codes", (*get_args(Codes), None)),
-            ("operator", (*get_args(OperatorMode), None)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}; choose one of these")
+        check_counts(self, "attention_blocks", "heads", "frequencies")
+        check_choice(self, "flow", (*get_args(Flow), None))
+        check_choice(self, "attention", (*get_args(Attention), None))
+        check_choice(self, "kernel", get_args(Kernel))
+        check_choice(self, "codes", (*get_args(Codes), None))
+        check_choice(self, "operator", (*get_args(OperatorMode), None))
         if self.attention is not None:
             self._check_layers()
 

@@ -52,7 +52,8 @@ from torch import Tensor, nn
 
 from ergoflow.models.attention import AxialReducer, reduce_axes
 from ergoflow.models.blocks import AttentionBlock, attend
-from ergoflow.models.layers import check_state, linear
+from ergoflow.models.checks import check_coordinate_range, check_counts, check_state
+from ergoflow.models.layers import linear
 from ergoflow.models.positions import PositionCode, axis_coordinates
 from ergoflow.ops.axial import axial_mix
 from ergoflow.ops.choice import is_reference
@@ -90,10 +91,9 @@ class FactFormerConfig:
 
     def __post_init__(self) -> None:
         """Check every field that can be checked without the data."""
-        counts = ("dim", "latent", "depth", "heads", "head_dim", "kernel_multiplier", "norm_groups", "conv_groups")
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; choose a positive number")
+        check_counts(
+            self, "dim", "latent", "depth", "heads", "head_dim", "kernel_multiplier", "norm_groups", "conv_groups"
+        )
         if self.dim % 2:
             raise ValueError(f"dim must be even (cosines and sines), got {self.dim}; choose {self.dim + 1}")
         if self.head_dim * self.kernel_multiplier % 2:
@@ -104,11 +104,7 @@ class FactFormerConfig:
         for name in ("sigma", "rotary_scale"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}; choose 0 for no positions")
-        start, stop = self.coordinate_range
-        if not start < stop:
-            raise ValueError(
-                f"coordinate_range must be (start, stop) with start < stop, got {self.coordinate_range}; choose (0, 1)"
-            )
+        check_coordinate_range(self.coordinate_range)
         for name, groups in (("latent", "norm_groups"), ("latent", "conv_groups"), ("dim", "conv_groups")):
             if getattr(self, name) % getattr(self, groups):
                 raise ValueError(

@@ -90,15 +90,6 @@ def precise_linear(x: Tensor, matrix: Tensor) -> Tensor:
     return (rows.detach() @ low.mT).addmm_(rows, high.mT).unflatten(0, x.shape[:-1])
 
 
-def check_state(z: Tensor, channels: int, num_axes: int) -> None:
-    """Raise unless z is (B, channels, *grid) with `num_axes` grid axes."""
-    if z.ndim != 2 + num_axes or z.shape[1] != channels:
-        raise ValueError(
-            f"a state must be (B, {channels}, *grid) with {num_axes} grid axes, got {tuple(z.shape)}; "
-            "build the model for these channels and this grid"
-        )
-
-
 class GatedMLP(nn.Module):
     """The gated-GELU MLP D → 2D → D: W₂(GELU(a) ⊙ b) + c₂ with [a, b] = W₁x + c₁ of D channels each."""
 

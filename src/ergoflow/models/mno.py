@@ -36,7 +36,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.layers import at_least_float32, check_state, linear
+from ergoflow.models.checks import check_coordinate_range, check_state
+from ergoflow.models.layers import at_least_float32, linear
 from ergoflow.models.spectral import (
     SpectralConv,
     append_coordinates,
@@ -73,11 +74,7 @@ class MNOConfig:
             # Half of it must be a whole layer or wave.
             if getattr(self, name) < 2:
                 raise ValueError(f"{name} must be at least 2, got {getattr(self, name)}; choose 2 or more")
-        start, stop = self.coordinate_range
-        if not start < stop:
-            raise ValueError(
-                f"coordinate_range must be (start, stop) with start < stop, got {self.coordinate_range}; choose (0, 1)"
-            )
+        check_coordinate_range(self.coordinate_range)
         if self.domain_padding < 0:
             raise ValueError(f"domain_padding must not be negative, got {self.domain_padding}; choose 0 for none")
 

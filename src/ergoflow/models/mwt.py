@@ -50,15 +50,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.layers import (
-    WallPadding,
-    at_least_float32,
-    check_state,
-    complex_dtype,
-    convolution,
-    linear,
-    on_pairs,
-)
+from ergoflow.models.checks import check_choice, check_counts, check_state
+from ergoflow.models.layers import WallPadding, at_least_float32, complex_dtype, convolution, linear, on_pairs
 from ergoflow.numerics.multiwavelets import analyse, plane_filters, synthesise
 
 NUM_AXES = 2
@@ -85,15 +78,10 @@ class MWTConfig:
 
     def __post_init__(self) -> None:
         """Check every field that can be checked without the data."""
-        for name in ("order", "copies", "modes", "depth", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; choose a positive number")
+        check_counts(self, "order", "copies", "modes", "depth", "hidden")
         if self.coarsest_level < 0:
             raise ValueError(f"coarsest_level must not be negative, got {self.coarsest_level}; choose 0 for one cell")
-        if self.wall_padding not in get_args(WallPadding):
-            raise ValueError(
-                f"wall_padding must be one of {get_args(WallPadding)}, got {self.wall_padding!r}; choose one of these"
-            )
+        check_choice(self, "wall_padding", get_args(WallPadding))
 
     @property
     def features(self) -> int:

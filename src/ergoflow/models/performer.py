@@ -51,7 +51,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ergoflow.models.a3m import A3MConfig, Decoder
-from ergoflow.models.layers import WallPadding, at_least_float32, check_state, linear
+from ergoflow.models.checks import check_counts, check_state
+from ergoflow.models.layers import WallPadding, at_least_float32, linear
 from ergoflow.models.operator import LatentOperator, OperatorMode, random_orthogonal
 from ergoflow.models.positions import PositionCode
 
@@ -82,9 +83,7 @@ class PerformerConfig:
 
     def __post_init__(self) -> None:
         """Check every field that can be checked without the data."""
-        for name in ("features", "mlp_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; choose a positive number")
+        check_counts(self, "features", "mlp_width")
         self.as_a3m()
 
     def as_a3m(self) -> A3MConfig:

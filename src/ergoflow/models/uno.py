@@ -49,7 +49,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ergoflow.models.layers import at_least_float32, check_state, linear
+from ergoflow.models.checks import check_choice, check_coordinate_range, check_counts, check_state
+from ergoflow.models.layers import at_least_float32, linear
 from ergoflow.models.spectral import (
     SpectralConv,
     append_coordinates,
@@ -93,19 +94,10 @@ class UNOConfig:
 
     def __post_init__(self) -> None:
         """Check every field that can be checked without the data."""
-        for name in ("hidden", "lifting", "projection", "modes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; choose a positive number")
+        check_counts(self, "hidden", "lifting", "projection", "modes")
         self._check_blocks()
-        if self.resampling not in get_args(Resampling):
-            raise ValueError(
-                f"resampling must be one of {get_args(Resampling)}, got {self.resampling!r}; choose one of these"
-            )
-        start, stop = self.coordinate_range
-        if not start < stop:
-            raise ValueError(
-                f"coordinate_range must be (start, stop) with start < stop, got {self.coordinate_range}; choose (0, 1)"
-            )
+        check_choice(self, "resampling", get_args(Resampling))
+        check_coordinate_range(self.coordinate_range)
         if self.domain_padding < 0:
             raise ValueError(f"domain_padding must not be negative, got {self.domain_padding}; choose 0 for none")
 
