@@ -102,7 +102,7 @@ UNSEEDED = {
     ConvNeXtConfig: r"norm\.|head\.",
     ErgoformerConfig: r"norm\.|head\.|merge\.|angles|log_rates|frequencies",
 }
-# Under bfloat16 autocast, of eight to twenty-five roundings of 2^-9 in a row: .02; the softmaxes of a3m damp them.
+# Under bfloat16 autocast, of eight to twenty-five roundings of 2^-9 in a row: .02; a3m stays closer.
 ROUNDING = {A3MConfig: 0.01}
 # a3m is compiled together with its gradients in its own file.
 COMPILED = [

@@ -12,8 +12,8 @@ Real codes Σ q k cos(2πn(i − j)/S), the paper's, are even in i − j: with c
 right, and the antisymmetric part that transport needs vanishes. Complex ones hold advection: with q ~ u and constant k
 the antisymmetric part is ½(u_i + u_j)D(i − j), the twin of ½(u ∂ + ∂ u), D the spectral derivative of modes below F.
 
-What a query is made of: `pooling` reduces all other axes first (A3M: mean, max and min in separate heads), and every
-line of the axis gets the same kernel; without pooling every line has a kernel of its own.
+Queries and keys are made of pooled features (A3M: mean, max and min over all other axes, in separate heads), and all
+lines of the axis share one kernel. Without pooling they are made of the features, and every line has its own.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Update(NamedTuple):
 
 
 class AttentionBlock(nn.Module):
-    """Features (B, *grid, D) with their code and what attention makes of them; the stream x is float32 in autocast."""
+    """x ← x + code(ξ), x ← x + mix(GELU(merged(LayerNorm(x)))) on features (B, *grid, D), float32 under autocast."""
 
     attention: Attention
 

@@ -75,10 +75,10 @@ def on_pairs(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def precise_linear(x: Tensor, matrix: Tensor) -> Tensor:
-    """Return x·matrixᵀ, (..., M) of x (..., D); autocast rounds x, but the matrix (M, D) to no less than 2⁻¹⁶.
+    """Return x·matrixᵀ, (..., M), of x (..., D); autocast rounds x to bfloat16, the matrix (M, D) only to 2⁻¹⁶.
 
-    A number is the sum of its rounding to bfloat16 and of what is left, rounded once more: two products keep the
-    tensor cores busy, where one in float32 would leave them idle. The gradient of x, rounded itself, needs but one.
+    The matrix is the sum of its rounding to bfloat16 and of the rest, rounded once more: two products on tensor cores,
+    where one in float32 would leave them idle. The gradient of x is rounded itself, and one product serves for it.
     """
     if not torch.is_autocast_enabled(x.device.type):
         return F.linear(x, matrix)

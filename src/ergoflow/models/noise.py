@@ -2,9 +2,9 @@
 
 A plane of a channel does not determine its own future: what arrives from upstream must be drawn. Drawn from a
 generator, it would make a step depend on more than its state. Here the bits of all fields on a block of
-points are mixed into one word, as a hash does it, and the noise is made of that: the step stays a function, with
-nothing to be saved or seeded, and states that differ in the last digit have nothing of their noise in common. The
-rounds are those of splitmix64 (Steele, Lea and Flood 2014).
+points are mixed into one word, as a hash function does, and the noise is made of that word: the step stays a function,
+nothing has to be saved or seeded, and states that differ in the last digit have unrelated noise. The rounds are those
+of splitmix64 (Steele, Lea and Flood 2014).
 
 Noise is given in blocks because what is drawn anew at every point shows in the fine scales of a forecast, where a flow
 has little.

@@ -1,4 +1,4 @@
-"""Dissipativity as in MNO (Li et al. 2022, "Learning dissipative dynamics in chaotic systems").
+"""Dissipativity as in MNO (Li et al. 2022, "Learning chaotic dynamics in dissipative systems").
 
 Far from the attractor a dissipative system contracts, and no data say so. Two remedies, both in normalised units
 and for any model:

@@ -2,9 +2,8 @@
 
     torchrun --nproc-per-node 4 -m ergoflow train ...
 
-Each of W processes takes its own W-th of each batch of the sampler, so the global batch is the same set of
-windows as on one process; the mean of the processes' gradients is then the gradient of the mean loss. Process
-0 writes.
+Each of W processes takes its own W-th of every batch of the sampler, so the global batch holds the same windows as on
+one process, and the mean of the processes' gradients is the gradient of the mean loss. Process 0 writes.
 """
 
 from __future__ import annotations

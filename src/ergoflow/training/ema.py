@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 Average = dict[str, Tensor]
-# d_1 = 1/10: the first update nearly replaces the initial weights; the limit t/(t + 9) -> 1 then hands over
-# to decay.
+# d_1 = 1/10: the first update nearly replaces the initial weights; later t/(t + 9) exceeds the decay, which takes over.
 WARMUP_STEPS = 9
 
 

@@ -20,9 +20,9 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """A flag that SIGTERM or SIGINT raises inside the block; the handlers before it return after it.
+    """A flag that SIGTERM or SIGINT raises inside the block; after it the previous handlers are back.
 
-    A second signal acts as it did before the block, so an impatient Ctrl-C still ends the program at once.
+    They are back after the first signal already, so an impatient second Ctrl-C ends the program at once.
     Outside the main thread Python allows no handlers, and the flag is never raised.
     """
     request = StopRequest()

@@ -21,8 +21,7 @@ UNITARY_FORMS: tuple[UnitaryForm, ...] = ("algorithm", "trace", "frobenius")
 def relative_l2_loss(pred: Tensor, true: Tensor) -> Tensor:
     """Relative L2 error, mean_b ||pred_b - true_b|| / ||true_b||, the norms over channels and grid together.
 
-    Shapes (B, C, *grid). There is no epsilon: a true state of norm zero has no relative error, and gives nan
-    or inf.
+    Shapes (B, C, *grid). There is no epsilon: a true state of norm zero has no relative error and gives nan or inf.
     """
     _check_pair(pred, true)
     pred, true = at_least_float32(pred).flatten(1), at_least_float32(true).flatten(1)  # (B, C * grid)
@@ -80,16 +79,12 @@ def unitary_loss(
 ) -> Tensor:
     """How far a square matrix G (L, L) is from orthogonal, as one number >= 0.
 
-    "algorithm": mean_b | ||G v_b||^2 - 1 | over `num_samples` random unit vectors v_b (the paper's
-    algorithm). Zero
-        almost surely only for orthogonal G; for G = c Q with orthogonal Q it is |c^2 - 1| whatever the
-        samples.
-    "trace": | E ||G v||^2 - 1 | = | tr(G'G) / L - 1 | (the paper's equation, its expectation in closed form,
-    no
-        samples). It fixes the mean gain alone: diag(sqrt 1.75, 1/2) scores zero.
-    "frobenius": ||G'G - I||_F, exact, no samples. For G = c Q it is sqrt(L) |c^2 - 1|: it grows with the size
-    of
-        G where the other two do not, so the same weight presses sqrt(L) times harder.
+    "algorithm": mean_b | ||G v_b||^2 - 1 | over `num_samples` random unit vectors v_b (the paper's algorithm).
+        Zero, almost surely, for orthogonal G alone; |c^2 - 1| for G = c Q with orthogonal Q, whatever the samples.
+    "trace": | E ||G v||^2 - 1 | = | tr(G'G) / L - 1 |, without samples (the paper's equation). It fixes the mean
+        gain alone: diag(sqrt 1.75, 1/2) scores zero.
+    "frobenius": ||G'G - I||_F, without samples. For G = c Q it is sqrt(L) |c^2 - 1|: unlike the other two it grows
+        with the size of G, so the same weight presses sqrt(L) times harder.
 
     `generator` draws the vectors, on its own device; None takes torch's default generator.
     """

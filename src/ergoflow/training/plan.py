@@ -22,10 +22,10 @@ class TrainingConfig:
 
     `batch_size` is the global one, over all processes. `max_steps` and `max_minutes` end a run early, and None means no
     such limit; `clip_norm` None leaves gradients as they are, `ema_decay` None keeps no averaged weights. `augment`
-    moves every window by a random exact symmetry of its flow. `checkpoint_minutes` 0 writes after every step;
-    `compact_state` halves what is written (`training/compact.py`), and a resumed run is then as good as the whole one,
-    but not bit for bit the same. `precision` "auto" is bf16 on a
-    CPU with instructions for it and fp32 elsewhere. `compile` hands the model to torch.compile.
+    moves every window by a random exact symmetry of its flow. `precision` "auto" is bf16 on a CPU with instructions for
+    it and fp32 elsewhere. `checkpoint_minutes` 0 writes after every step; `compact_state` halves what is written
+    (`training/compact.py`), and a resumed run is then as good as the whole one, but not bit for bit the same. `compile`
+    hands the model to torch.compile.
     """
 
     epochs: int = 50

@@ -1,7 +1,7 @@
-"""What a CPU needs to train fast: products in bfloat16 where it has units for them, and memory that stays.
+"""What a CPU needs to train fast: products in bfloat16 where it has units for them, and memory that is not given back.
 
-A training step frees and takes again some hundred megabytes. The C library gives large blocks back to the system, which
-hands them out page by page, zeroed: half a millisecond for a megabyte, a fifth of a step of a small model.
+A training step frees and takes again some hundred megabytes. The C library returns large blocks to the system, which
+hands them out anew page by page, zeroed: half a millisecond for a megabyte, a fifth of a step of a small model.
 """
 
 from __future__ import annotations

@@ -29,11 +29,11 @@ class NormalizedStep(nn.Module):
     persistence. `scale` is s, shape (C,); a step that predicts states needs none. z' has the dtype of z also
     under autocast.
 
-    With `relaxation` r > 0 a model whose output is bounded, |model(z)| <= B, as that of a linear head on normalised
-    features is, cannot leave for ever: |z'| <= (1 - r) |z| + s B, so every roll-out ends in the ball of radius s B / r.
+    With `relaxation` r > 0 no roll-out of a bounded model, |model(z)| <= B (a linear head on normalised features is
+    one), grows without limit: |z'| <= (1 - r) |z| + s B, so it ends in the ball of radius s B / r.
 
-    `kept_means` names fields by their place whose mean over the grid no step changes: what flows through the planes of
-    a channel, for one. A model that has to learn this from small increments drifts.
+    `kept_means` lists the channels, by number, whose mean over the grid no step changes, such as the flux through the
+    planes of a channel. A model that has to learn this from small increments drifts.
     """
 
     scale: Tensor | None

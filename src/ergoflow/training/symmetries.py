@@ -14,8 +14,8 @@ Kolmogorov flow, ω_t = −u·∇ω + ν∇²ω − drag·ω − A k cos(ky), k 
     −ω(−x, y + L_y/2n)           shift and reflect, S       both the mirror and the half period reverse the force
     ω(−x, −y)                    rotation by π, R           cos is even
 
-S² is the shift by a period of the force, and S generates 2n shifts; with R and all a the group has 4nX elements. Where
-the half period is no whole number of grid points the multiples of it that are remain.
+S² is the shift by a period of the force, and S has the order 2n; with R and all a the group has 4nX elements. If a half
+period is not a whole number of grid points, only those multiples of it that are whole numbers are used.
 
 Channel, walls across y, (u, v, w) on planes normal to the stream. The three-dimensional flow is a solution again after
 
