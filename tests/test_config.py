@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergoflow.config import Recipe, from_dict, load_recipe, override, to_dict
+from ergoflow.pipeline.reference import skipped_frames
 from ergoflow.recipes import catalogue, datasets, find_dataset, find_recipe
 
 
@@ -128,3 +129,12 @@ def test_kf128_is_every_second_point_of_kf256() -> None:
     assert dataclasses.replace(known["kf128"], name="kf256", subsample=1) == known["kf256"]
     assert known["kf256"].substeps == 12
     assert known["kf256"].spin_up_frames == 2000
+
+
+@pytest.mark.parametrize(("name", "skipped"), [("kf256-transient-a3m", 0), ("kf256-a3m", 501), ("tcf96-a3m", 406)])
+def test_statistics_of_a_transient_are_of_the_times_of_the_truth_and_others_of_the_last_steps(
+    name: str, skipped: int
+) -> None:
+    recipe = find_recipe(name)
+    assert skipped_frames(recipe.evaluation, recipe.dataset.frames) == skipped
+    assert recipe.evaluation.steps + 1 - skipped == recipe.dataset.frames

@@ -323,12 +323,23 @@ def test_trajectories_of_both_sides_are_drawn_anew():
     assert widths[2] == pytest.approx(0, abs=1e-12)
 
 
-def test_intervals_contain_their_value_and_stop_at_zero():
-    interval = centred_interval(0.1, np.array([0.1, 0.3, 0.5]))
-    assert interval.low == 0
-    assert interval.high == pytest.approx(0.1 + 0.19)
+def test_intervals_contain_their_value_and_stay_above_zero():
+    # The percentiles of three numbers are 0.11 and 0.49, their mean 0.3.
+    interval = centred_interval(0.25, np.array([0.1, 0.3, 0.5]))
+    assert (interval.low, interval.high) == pytest.approx((0.25 - 0.19, 0.25 + 0.19))
+    near = centred_interval(0.1, np.array([0.1, 0.3, 0.5]))
+    assert (near.low, near.high) == pytest.approx((0.1 * 0.11 / 0.3, 0.1 + 0.19))
+    assert centred_interval(0.1, np.array([-0.1, 0.3, 0.5])).low == 0
+    assert centred_interval(0.1, np.array([-0.5, -0.1, 0.1])).low == 0
     assert centred_interval(math.inf, np.ones(3)).low == math.inf
     assert centred_interval(1.0, np.array([1.0, math.inf])).high == math.inf
+
+
+def test_a_large_number_with_a_heavy_tail_is_not_at_the_floor():
+    resampled = np.exp(np.random.default_rng(0).normal(7.0, 1.5, size=400))
+    score = centred_interval(1400.0, resampled)
+    assert resampled.mean() - np.percentile(resampled, 2.5) > 1400
+    assert verdict(score, Interval(value=0.16, low=0.1, high=0.3), {}) == "worse"
 
 
 def test_an_interval_contains_a_negative_value_too():

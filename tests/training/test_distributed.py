@@ -128,6 +128,8 @@ def torchrun_main(folder: Path) -> None:
         assert context.largest(3.0 + context.rank, -context.rank) == [4.0, 0.0]
         assert context.mean(torch.tensor([3.0 + context.rank])).item() == 3.5
         assert context.gather(context.rank) == [0, 1]
+        first, second = (torch.Generator().manual_seed(s) for s in context.gather(context.own_seed(5)))
+        assert torch.rand(1, generator=first) != torch.rand(1, generator=second)
         expected = "SIGTERM" if context.is_main else "a signal to another process"
         with pytest.raises(TrainingInterrupted, match=f"stopped by {expected} at step 8"):
             run(folder, context, on_progress=stop)

@@ -161,7 +161,7 @@ def test_every_resumption_sees_other_random_numbers_than_the_start(uninterrupted
     state = load_state(uninterrupted / STATE_FILE)
     fresh = torch.Generator().manual_seed(0).get_state()
     assert not torch.equal(state["random"][0]["cpu"], fresh)
-    assert not torch.equal(state["generator"], torch.Generator().manual_seed(1).get_state())
+    assert not torch.equal(state["generators"][0], torch.Generator().manual_seed(1).get_state())
 
 
 def test_each_process_continues_with_its_own_random_numbers() -> None:
@@ -174,11 +174,18 @@ def test_each_process_continues_with_its_own_random_numbers() -> None:
         device=torch.device("cpu"),
     )
     streams = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
-    state = capture(run, {}, LaunchContext()) | {"random": [{"cpu": stream} for stream in streams]}
+    mine = {"random": [{"cpu": stream} for stream in streams], "generators": streams[::-1]}
+    state = capture(run, {}, LaunchContext()) | mine
     with torch.random.fork_rng(devices=[]):
         for rank, stream in enumerate(streams):
             restore(run, state, {}, LaunchContext(rank=rank, world_size=2))
             assert torch.equal(torch.get_rng_state(), stream)
+            assert torch.equal(run.generator.get_state(), streams[1 - rank])
+        # As earlier versions kept it.
+        shared = state | {"generator": streams[0]}
+        del shared["generators"]
+        restore(run, shared, {}, LaunchContext(rank=1, world_size=2))
+    assert torch.equal(run.generator.get_state(), streams[0])
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -124,16 +124,21 @@ def verdict(score: Interval, floor: Interval | None, trivial: Mapping[str, Inter
 
 
 def centred_interval(value: float, resampled: np.ndarray) -> Interval:
-    """Return the percentile interval of the resamples, moved so that their mean is the value, cut at zero.
+    """Return the percentile interval of the resamples, moved so that their mean is the value.
 
-    An estimated divergence may be negative; its interval is cut at the value then, which it must contain.
+    Where resamples spread so far that this takes the lower end below zero, it is moved by a factor instead: else a
+    large number with a heavy tail could not be told from none. An estimated divergence may be negative; the interval
+    then begins at the value.
     """
     if not math.isfinite(value):
         return Interval(value=value, low=value, high=value)
     if not np.isfinite(resampled).all():
         return Interval(value=value, low=min(value, float(resampled.min())), high=math.inf)
-    low, high = np.percentile(resampled, COVERAGE) - resampled.mean() + value
-    return Interval(value=value, low=max(min(0.0, value), min(float(low), value)), high=max(float(high), value))
+    ends, mean = np.percentile(resampled, COVERAGE), resampled.mean()
+    low, high = (float(end) for end in ends - mean + value)
+    if low < 0:
+        low = max(0.0, value * float(ends[0] / mean)) if mean > 0 else 0.0
+    return Interval(value=value, low=min(low, value), high=max(high, value))
 
 
 def percentile_interval(resampled: np.ndarray) -> Interval:

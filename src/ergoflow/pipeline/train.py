@@ -114,7 +114,7 @@ def _gather(recipe: Recipe, store: TrajectoryStore, facts: RunFacts, *, seed: in
         resident=isinstance(windows, ResidentWindows),
         objective=make_objective(
             recipe.objective,
-            generator=torch.Generator(context.device).manual_seed(seed),
+            generator=torch.Generator(context.device).manual_seed(context.own_seed(seed)),
             radius=facts.radius,
             periodic=facts.periodic,
             length=facts.length,

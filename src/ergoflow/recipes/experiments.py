@@ -72,7 +72,7 @@ def experiments(known: dict[str, DatasetConfig]) -> list[Recipe]:
                 model=fitted(model, dataset),
                 objective=own_objective(name),
                 training=own_training(name),
-                evaluation=EvaluationConfig(precision="bf16" if name in HALF else "fp32"),
+                evaluation=evaluation(name, dataset),
             )
             if name == "ergoformer":
                 ours = ergoformer(recipe)
@@ -93,6 +93,14 @@ def fitted(model: ModelConfig, dataset: DatasetConfig) -> ModelConfig:
     if isinstance(model, ErgoformerConfig):
         return model if isinstance(dataset, KolmogorovDatasetConfig) else dataclasses.replace(model, flow=None)
     return model
+
+
+def evaluation(model: str, dataset: DatasetConfig) -> EvaluationConfig:
+    """How a model is rolled out: beyond the data on an attractor, in a transient over the times of the truth."""
+    chosen = EvaluationConfig(precision="bf16" if model in HALF else "fp32")
+    if isinstance(dataset, KolmogorovDatasetConfig) and dataset.spin_up_seconds == 0:
+        return dataclasses.replace(chosen, steps=dataset.frames - 1, discard=0)
+    return chosen
 
 
 def variants(recipe: Recipe) -> list[Recipe]:

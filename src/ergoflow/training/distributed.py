@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from ergoflow.data.windows import WindowSampler
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+# Between the seeds of two processes: odd and large, because a CPU's generator takes the lower 32 bits of a seed alone.
+RANK_STRIDE = 0x9E3779B9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,10 @@ class LaunchContext:
         agreed = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         return agreed.tolist()
+
+    def own_seed(self, seed: int) -> int:
+        """A seed that no other process has; that of process 0 is `seed`."""
+        return seed + RANK_STRIDE * self.rank
 
     def gather(self, value: Any) -> list[Any]:
         """The objects of all processes by rank; all of them must call."""

@@ -45,7 +45,7 @@ def capture(run: RunState, facts: Mapping[str, Any], context: LaunchContext) -> 
         "model": run.model.state_dict(),
         "average": run.average,
         "optimizer": run.optimizer.state_dict(),
-        "generator": run.generator.get_state(),
+        "generators": context.gather(run.generator.get_state()),
         "random": context.gather(random_state(run.device)),
         "position": {"step": run.step, "epoch": run.epoch, "batch": run.batch, "seconds": run.seconds},
         "loss": run.loss,
@@ -68,7 +68,8 @@ def restore(run: RunState, state: Mapping[str, Any], facts: Mapping[str, Any], c
     if run.average is not None:
         for name, value in run.average.items():
             value.copy_(state["average"][name])
-    run.generator.set_state(state["generator"])
+    # States of earlier versions hold one generator, which all processes shared.
+    run.generator.set_state(state["generators"][context.rank] if "generators" in state else state["generator"])
     set_random_state(state["random"][context.rank], run.device)
     position = state["position"]
     run.step, run.epoch, run.batch = position["step"], position["epoch"], position["batch"]

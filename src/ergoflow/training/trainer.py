@@ -34,10 +34,6 @@ from ergoflow.training.stepper import NormalizedStep, Windows
 __all__ = ["Progress", "TrainResult", "TrainingConfig", "TrainingDiverged", "TrainingInterrupted", "train"]
 
 
-# Between the seeds of two processes: odd and large, because a CPU's generator takes the lower 32 bits of a seed alone.
-RANK_STRIDE = 0x9E3779B9
-
-
 class TrainingInterrupted(RuntimeError):  # noqa: N818
     """A signal asked the run to stop; a checkpoint was written first."""
 
@@ -115,7 +111,7 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []))
         # Neither processes nor seeds must share dropout masks.
-        torch.manual_seed(seed + RANK_STRIDE * context.rank)
+        torch.manual_seed(context.own_seed(seed))
         loop = Loop(step, objective, windows, config, run, folder, seed, context, clock, rehearse)
         if state_path.is_file():
             loop.resume()
