@@ -1,17 +1,26 @@
-"""Draw the figures of the documentation from `results/`: `python docs/make_figures.py`."""
+"""Draw the figures of the documentation: `python docs/make_figures.py ROOT`.
+
+`docs/channel.png` is made of `results/`, `docs/demo.png` of the two runs that `ergoflow demo --root ROOT` left.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from ergoflow.metrics import dns_profiles
+from ergoflow.report.canvas import add_colorbar, line_styles, new_figure
 from ergoflow.report.figures import Curve, draw_walls
+from ergoflow.report.maps import draw_field, label_row, scale_of, upright
 
 ROOT = Path(__file__).parent.parent
 PANELS = {"u′⁺": "u_rms", "v′⁺": "v_rms", "w′⁺": "w_rms", "−uv⁺": "uv"}
+# Runs of the demo, and what their rows are called.
+DEMO = {"kf64-a3m": "a3m,\none minute", "kf64-ergoformer-pretrained": "ergoformer,\nshipped"}
+FRAME_SECONDS = 0.2
 
 
 def channel() -> None:
@@ -24,8 +33,27 @@ def channel() -> None:
         sources[name] = {key: np.array(value) for key, value in run["profiles"].items() if isinstance(value, list)}
     mean = {name: Curve(p["y_plus"], p["u_plus"]) for name, p in sources.items()}
     rms = {title: {name: Curve(p["y_plus"], p[key]) for name, p in sources.items()} for title, key in PANELS.items()}
-    draw_walls(mean, rms).savefig(ROOT / "docs" / "channel.png", dpi=120, facecolor="white")
+    figure = draw_walls(mean, rms, styles=line_styles([name for name in sources if name != "dns"]))
+    figure.savefig(ROOT / "docs" / "channel.png", dpi=120, facecolor="white")
+
+
+def demo(root: Path) -> None:
+    """docs/demo.png: vorticity of the truth and of both models of the demo over lead time."""
+    runs = {label: np.load(root / "runs" / name / "seed0" / "curves.npz") for name, label in DEMO.items()}
+    first = next(iter(runs.values()))
+    steps, rows = first["snapshots/steps"], {"truth": first["snapshots/truth"]}
+    rows |= {label: curves["snapshots/model"] for label, curves in runs.items()}
+    colors, low, high = scale_of(rows["truth"])
+    figure, panels = new_figure(1.75 * len(steps) + 1.0, 5.3, rows=len(rows), columns=len(steps))
+    for row, (label, fields) in enumerate(rows.items()):
+        for column, step in enumerate(steps):
+            title = "" if row else f"step {int(step)}\n{step * FRAME_SECONDS:.3g} s"
+            image = draw_field(panels[row, column], upright(fields[column]), colors, low, high, title=title)
+        label_row(panels[row, 0], label)
+    add_colorbar(figure, image, list(panels.ravel()), extend="both")
+    figure.savefig(ROOT / "docs" / "demo.png", dpi=120, facecolor="white")
 
 
 if __name__ == "__main__":
     channel()
+    demo(Path(sys.argv[1]))

@@ -19,6 +19,7 @@ import ergoflow
 from ergoflow.config import Recipe, override
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
 from ergoflow.metrics import StatisticsResult
+from ergoflow.models.convnext import ConvNeXtConfig
 from ergoflow.models.mno import MNOConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
 from ergoflow.numerics.trajectory import rollout
@@ -224,15 +225,17 @@ def test_a_setting_that_cannot_be_trained_with_does_not_cost_the_earlier_run(
     workspace: Workspace, scored: Path
 ) -> None:
     before = (scored / "model.safetensors").read_bytes()
-    for setting, reason in (
-        ("training.batch_size=100000", "choose a smaller batch"),
-        ("objective.unroll=64", "shorten the window"),
+    without_operator = dataclasses.replace(tiny(), model=ConvNeXtConfig(widths=(8,), blocks=(1,)))
+    for recipe, reason in (
+        (tiny("training.batch_size=100000"), "choose a smaller batch"),
+        (tiny("objective.unroll=64"), "shorten the window"),
+        (without_operator, "set objective.unitary_weight=0"),
     ):
         with pytest.raises(ValueError, match=reason):
-            train(tiny(setting), workspace, seed=0, device=CPU, console=console(), overwrite=True)
+            train(recipe, workspace, seed=0, device=CPU, console=console(), overwrite=True)
         assert (scored / "model.safetensors").read_bytes() == before
         with pytest.raises(ValueError, match=reason):
-            train(tiny(setting), workspace, seed=6, device=CPU, console=console())
+            train(recipe, workspace, seed=6, device=CPU, console=console())
         assert not workspace.run("kf64-a3m", 6).exists()
 
 

@@ -116,6 +116,14 @@ def test_step_returns_the_precision_of_its_input_under_autocast() -> None:
             assert step(state).dtype == torch.float32
 
 
+def test_physical_step_computes_in_the_precision_of_its_model_and_returns_that_of_its_input() -> None:
+    step = PhysicalStep(NormalizedStep(nn.Conv1d(2, 2, 1), "state"), NORMALIZER)
+    state = field(2, 2, 5)
+    moved = step(state.double())
+    assert moved.dtype == torch.float64
+    torch.testing.assert_close(moved.float(), step(state))
+
+
 def test_step_leaves_its_input_unchanged() -> None:
     state = field(2, 2, 5)
     before = state.clone()
@@ -151,5 +159,5 @@ def test_step_refuses_unknown_predictions_and_missing_scales(predict: str, scale
 
 def test_step_refuses_a_state_of_another_number_of_channels() -> None:
     step = NormalizedStep(Constant(0.0), "increment", torch.ones(2))
-    with pytest.raises(ValueError, match="expected 2 channels"):
+    with pytest.raises(ValueError, match=r"must be \(B, 2, \*grid\)"):
         step(field(2, 1, 5))

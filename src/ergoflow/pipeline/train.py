@@ -40,7 +40,7 @@ from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 from ergoflow.training.checkpoint import WEIGHTS_FILE, save_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
 from ergoflow.training.loop import Validate
-from ergoflow.training.objectives import Objective, make_objective
+from ergoflow.training.objectives import Objective, check_operator, make_objective
 from ergoflow.training.processor import trains_in_bf16
 from ergoflow.training.stepper import NormalizedStep, NormalizedWindows, PhysicalStep, Windows
 from ergoflow.training.symmetries import AugmentedWindows, flow_symmetries
@@ -78,6 +78,7 @@ def train(
         step = build_step(recipe, facts, seed=seed).to(context.device)
         needs = None
         if any(p.requires_grad for p in step.parameters()):
+            check_operator(step, recipe.objective)
             needs = _gather(recipe, store, facts, seed=seed, context=context)
         if context.is_main and overwrite and folder.exists():
             shutil.rmtree(folder)

@@ -6,7 +6,7 @@ An objective may look at the model it is given (the unitary term needs its opera
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -251,6 +251,15 @@ class _UnrolledObjective:
         return state + self.config.noise * noise.to(state.device)
 
 
+def check_operator(step: NormalizedStep, config: ObjectiveConfig) -> None:
+    """Raise ValueError where the unitary term is asked for of a model without a latent operator."""
+    if config.unitary_weight > 0 and getattr(step.model, "operator", None) is None:
+        raise ValueError(
+            f"the unitary term needs a model with a latent operator, got {type(step.model).__name__}; "
+            "set objective.unitary_weight=0"
+        )
+
+
 def _penalised_matrix(step: NormalizedStep, config: ObjectiveConfig) -> Tensor | None:
     """The matrix the unitary term acts on.
 
@@ -258,10 +267,6 @@ def _penalised_matrix(step: NormalizedStep, config: ObjectiveConfig) -> Tensor |
     """
     if config.unitary_weight == 0:
         return None
-    operator = getattr(step.model, "operator", None)
-    if operator is None:
-        raise ValueError(
-            f"the unitary term needs a model with a latent operator, got {type(step.model).__name__}; "
-            "set objective.unitary_weight=0"
-        )
+    check_operator(step, config)
+    operator: Any = step.model.operator
     return operator.matrix if operator.mode == "penalty" else None

@@ -72,7 +72,8 @@ class NormalizedStep(nn.Module):
 class PhysicalStep(nn.Module):
     """The next physical state x' of a physical state x (B, C, *grid): normalise, step, denormalise.
 
-    z = (x - mean) / std,  x' = mean + std * step(z), with one mean and one std per channel.
+    z = (x - mean) / std,  x' = mean + std * step(z), with one mean and one std per channel. The model computes in its
+    own dtype, and x' has that of x.
     """
 
     mean: Tensor
@@ -88,8 +89,8 @@ class PhysicalStep(nn.Module):
     def forward(self, state: Tensor) -> Tensor:
         """x' of shape (B, C, *grid)."""
         mean, std = _per_channel(self.mean, state), _per_channel(self.std, state)
-        moved: Tensor = mean + std * self.step((state - mean) / std)
-        return moved
+        moved: Tensor = self.step(((state - mean) / std).to(self.mean.dtype)).to(state.dtype)
+        return mean + std * moved
 
 
 class Windows(Protocol):
@@ -140,9 +141,9 @@ def _with_means_of(state: Tensor, moved: Tensor, channels: Sequence[int]) -> Ten
 
 def _per_channel(values: Tensor, state: Tensor) -> Tensor:
     """Per-channel values (C,) shaped to multiply a state (B, C, *grid)."""
-    if state.shape[1] != values.shape[0]:
+    if state.ndim < 3 or state.shape[1] != values.shape[0]:
         raise ValueError(
-            f"expected {values.shape[0]} channels, got a state of shape {tuple(state.shape)}; "
-            "build the step with the statistics of the same fields"
+            f"a state must be (B, {values.shape[0]}, *grid), got {tuple(state.shape)}; "
+            "add the axis of the batch, or build the step with the statistics of the same fields"
         )
     return values.to(state.dtype).reshape(-1, *(1,) * (state.ndim - 2))
