@@ -2,6 +2,7 @@
 
     ergoflow demo                      everything below, small, on any machine
     ergoflow simulate kf128            -> ROOT/data/kf128
+    ergoflow import waves waves.npy    -> ROOT/data/waves, ROOT/waves.json
     ergoflow train kf128-a3m           -> ROOT/runs/kf128-a3m/seed0
     ergoflow predict kf128-a3m         -> .../rollout
     ergoflow score kf128-a3m           -> .../scores.json
@@ -26,7 +27,7 @@ import typer
 from rich.console import Console
 
 from ergoflow import __version__
-from ergoflow.config import ChannelDatasetConfig, Recipe, override, to_dict
+from ergoflow.config import ChannelDatasetConfig, FilesDatasetConfig, Recipe, override, to_dict
 from ergoflow.pipeline.workspace import Workspace, pick_device
 from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, find_recipes
 
@@ -128,10 +129,53 @@ def simulate(
     if precision not in dtypes:
         raise ValueError(f"--precision must be float32 or float64 for simulate, got {precision!r}")
     dataset = find_dataset(_one(name, recipe), (settings or []) + _sides(box))
+    if isinstance(dataset, FilesDatasetConfig):
+        raise ValueError(f"a flow is needed, got {dataset.name}, which was brought; there is nothing to simulate")
     console = _console()
     place = _workspace(root)
     folder = run(dataset, place, device=pick_device(device), console=console, dtype=dtypes[precision], minutes=minutes)
     console.print(f"data set {dataset.name}, {completeness(dataset, folder)}, is in {folder}")
+
+
+@app.command("import")
+def import_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="How the data set will be called.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A .npy array (trajectories, frames, fields, *grid), or an .npz of three: train, valid, test.",
+        ),
+    ],
+    fields: Annotated[
+        str, typer.Option("--fields", help="Names of the fields: vorticity, or velocity components such as u,v.")
+    ],
+    frame_seconds: Annotated[float, typer.Option("--frame-seconds", help="Time between two frames.")],
+    axes: Annotated[str, typer.Option("--axes", help="Names of the axes of the grid.")] = "x,y",
+    length: Annotated[
+        str | None, typer.Option("--length", help="Sides of the domain, e.g. 6.28,3.14; default 2 pi each.")
+    ] = None,
+    walls: Annotated[str | None, typer.Option("--walls", help="Axes that end at walls; others are periodic.")] = None,
+    split: Annotated[str, typer.Option("--split", help="Parts of one array to validate and to test with.")] = "0.1,0.2",
+    root: RootOption = Path(),
+) -> None:
+    """Bring your own data: write arrays as a data set, with a recipe to train on it."""
+    from ergoflow.pipeline.import_data import Description, import_arrays
+
+    description = Description(
+        name=name,
+        fields=_words(fields),
+        frame_seconds=frame_seconds,
+        axes=_words(axes),
+        length=None if length is None else _numbers("--length", length),
+        walls=() if walls is None else _words(walls),
+    )
+    shares = _numbers("--split", split)
+    if len(shares) != 2 or not 0 < min(shares) <= sum(shares) < 1:
+        raise ValueError(f"--split must be two parts that leave some to train, such as 0.1,0.2, got {split!r}")
+    console, place = _console(), _workspace(root)
+    folder, recipe = import_arrays(file, description, place, shares=(shares[0], shares[1]), console=console)
+    console.print(f"data set {name} is in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`")
 
 
 @app.command()
@@ -449,6 +493,17 @@ def _one(name: str | None, option: str | None) -> str:
 def _recipe(name: str | None, option: str | None, settings: list[str] | None, precision: str | None = None) -> Recipe:
     extra = [f"training.precision={precision}"] if precision else []
     return override(find_recipe(_one(name, option)), (settings or []) + extra)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(","))
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{option} must be numbers such as 0.5,1, got {text!r}") from None
 
 
 def _seeds(text: str) -> list[int]:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ergoflow.config.codec import from_dict, load_recipe, override, to_dict
-from ergoflow.config.datasets import SPLITS, ChannelDatasetConfig, DatasetConfig, KolmogorovDatasetConfig
+from ergoflow.config.datasets import (
+    SPLITS,
+    ChannelDatasetConfig,
+    DatasetConfig,
+    FilesDatasetConfig,
+    KolmogorovDatasetConfig,
+    SimulatedDatasetConfig,
+)
 from ergoflow.config.recipe import EvaluationConfig, ModelConfig, Recipe, TaskConfig
 
 __all__ = [
@@ -11,9 +18,11 @@ __all__ = [
     "ChannelDatasetConfig",
     "DatasetConfig",
     "EvaluationConfig",
+    "FilesDatasetConfig",
     "KolmogorovDatasetConfig",
     "ModelConfig",
     "Recipe",
+    "SimulatedDatasetConfig",
     "TaskConfig",
     "from_dict",
     "load_recipe",

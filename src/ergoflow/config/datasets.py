@@ -153,7 +153,29 @@ class ChannelDatasetConfig:
         return int(getattr(self, split))
 
 
-DatasetConfig = KolmogorovDatasetConfig | ChannelDatasetConfig
+@dataclass(frozen=True, kw_only=True)
+class FilesDatasetConfig:
+    """Trajectories that were brought, not simulated: files with this grid and frames `frame_seconds` apart."""
+
+    name: str
+    grid: tuple[int, ...]
+    frame_seconds: float
+
+    def __post_init__(self) -> None:
+        """Check what the files will be compared with."""
+        require_folder_name(self.name, "dataset.name")
+        require(
+            len(self.grid) > 0 and min(self.grid) >= 1,
+            f"dataset.grid must be points along each axis, got {list(self.grid)}; give those of the files",
+        )
+        require(
+            0 < self.frame_seconds < math.inf,
+            f"dataset.frame_seconds must be above 0, got {self.frame_seconds}; give that of the files",
+        )
+
+
+SimulatedDatasetConfig = KolmogorovDatasetConfig | ChannelDatasetConfig
+DatasetConfig = SimulatedDatasetConfig | FilesDatasetConfig
 
 
 def _whole(seconds: float, unit: float, name: str, what: str) -> None:

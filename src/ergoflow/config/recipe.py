@@ -12,6 +12,7 @@ from typing import Literal
 from ergoflow.config.datasets import (
     ChannelDatasetConfig,
     DatasetConfig,
+    FilesDatasetConfig,
     KolmogorovDatasetConfig,
     require,
     require_folder_name,
@@ -33,6 +34,7 @@ from ergoflow.training.trainer import TrainingConfig
 KINDS: dict[str, type] = {
     "kolmogorov": KolmogorovDatasetConfig,
     "channel": ChannelDatasetConfig,
+    "files": FilesDatasetConfig,
     "a3m": A3MConfig,
     "mno": MNOConfig,
     "uno": UNOConfig,

@@ -27,7 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ergoflow.config import KolmogorovDatasetConfig, Recipe, to_dict
+from ergoflow.config import FilesDatasetConfig, KolmogorovDatasetConfig, Recipe, to_dict
 from ergoflow.data.info import DatasetInfo
 from ergoflow.metrics import PCABasis, TrajectoryStatistics
 from ergoflow.models.a3m import A3MConfig
@@ -316,9 +316,10 @@ def bench_rollout(
     (`predict` skips most of that work before its evaluation window, so the projection is an upper bound.) None means
     the recipe's test trajectories, and 100 steps on a GPU or 5 on a CPU.
     """
-    count = trajectories or recipe.dataset.count("test")
     length = steps or (100 if device.type == "cuda" else 5)
     facts = recipe_facts(recipe)
+    assert not isinstance(recipe.dataset, FilesDatasetConfig)
+    count = trajectories or recipe.dataset.test
     plain = PhysicalStep(build_step(recipe, facts, seed=0), facts.normalizer).to(device).eval()
     step = rolled_out(plain, recipe, device)
     generator = torch.Generator().manual_seed(0)

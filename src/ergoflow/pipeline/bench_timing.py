@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ergoflow.config import ChannelDatasetConfig, Recipe
+from ergoflow.config import ChannelDatasetConfig, FilesDatasetConfig, Recipe
 from ergoflow.data.info import DatasetInfo
 from ergoflow.data.normalize import Normalizer
 from ergoflow.ops.inference import Precision, recorded_inference
@@ -177,6 +177,8 @@ def product_rate(device: torch.device, precision: str) -> float:
 
 def dataset_info(recipe: Recipe) -> DatasetInfo:
     """What the recipe's data set says of its fields, grid, domain and boundaries, whether it is made or not."""
+    if isinstance(recipe.dataset, FilesDatasetConfig):
+        raise ValueError(f"a bench needs a flow that `simulate` knows, got {recipe.dataset.name}; name another recipe")
     if isinstance(recipe.dataset, ChannelDatasetConfig):
         return simulate_channel.dataset_info(recipe.dataset, "test")
     return simulate_kolmogorov.dataset_info(recipe.dataset, [])

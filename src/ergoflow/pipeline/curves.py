@@ -28,6 +28,8 @@ BAND = (2.5, 97.5)
 SHOWN = 0
 SNAPSHOT_STEPS = (1, 5, 10, 25, 50)
 PLAYER_SIDE = 128
+# Axes of a field that can be drawn as a map.
+PLANE = 2
 # Profiles under the names the report knows.
 WALL_NAMES = {"u_plus": "U_plus", "u_rms": "rms_u", "v_rms": "rms_v", "w_rms": "rms_w", "uv": "uv"}
 # The histogram is fine enough for tail quantiles; a density is drawn over this many bins at a time.
@@ -48,9 +50,12 @@ def write_curves(
     arrays = {
         **_error_curves(errors),
         **_statistics_curves(model, reference.truth),
-        **_fields(store, rollout, stride=recipe.task.stride),
         **_operator(folder, store),
     }
+    if len(store.info.grid) == PLANE:
+        arrays |= _fields(store, rollout, stride=recipe.task.stride)
+    else:
+        arrays = {name: values for name, values in arrays.items() if not name.startswith("tke/")}
     if isinstance(recipe.dataset, ChannelDatasetConfig):
         arrays |= _wall_curves(model, reference.truth, recipe.dataset.flow.reynolds_tau)
         with np.load(Path(store.folder) / BOX_FILE) as faces:

@@ -15,7 +15,7 @@ from ergoflow.pipeline.check import run_check
 from ergoflow.pipeline.demo_data import demo_dataset, make_demo_data
 from ergoflow.pipeline.pretrained import best_small_model, find_model, install
 from ergoflow.pipeline.report import report
-from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.simulate import provide
 from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.summary import print_summary, read_scores
 from ergoflow.pipeline.workspace import Workspace
@@ -31,7 +31,7 @@ def demo(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devic
     The best small one of the shipped models stands beside it on the page, if it is of the same data.
     """
     started = time.perf_counter()
-    simulate(recipe.dataset, workspace, device=device, console=console)
+    provide(recipe.dataset, workspace, device=device, console=console)
     folder = run_one(recipe, workspace, seed=seed, device=device, console=console)
     source = best_small_model()
     beside = None
@@ -70,8 +70,9 @@ def demo_recipe(recipe: Recipe) -> Recipe:
 
 def _run_shipped(source: Path, workspace: Workspace, *, device: torch.device, console: Console) -> Path:
     """Roll a shipped model out on its demo data and score it; return the run folder."""
-    recipe = demo_recipe(load_recipe(source / "recipe.json"))
-    make_demo_data(recipe.dataset, workspace, device=device, console=console)
+    shipped = load_recipe(source / "recipe.json")
+    recipe = demo_recipe(shipped)
+    make_demo_data(demo_dataset(shipped.dataset), workspace, device=device, console=console)
     seed = json.loads((source / "scores.json").read_text())["seed"]
     install(source, workspace, seed=seed, recipe=recipe)
     return run_one(recipe, workspace, seed=seed, device=device, console=console)

@@ -23,7 +23,14 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ergoflow.config import ChannelDatasetConfig, DatasetConfig, KolmogorovDatasetConfig, to_dict
+from ergoflow.config import (
+    ChannelDatasetConfig,
+    DatasetConfig,
+    FilesDatasetConfig,
+    KolmogorovDatasetConfig,
+    SimulatedDatasetConfig,
+    to_dict,
+)
 from ergoflow.data.store import ShardWriter
 from ergoflow.numerics.fourier import resample
 from ergoflow.numerics.trajectory import checked, rollout
@@ -51,8 +58,13 @@ COURANT = 2.0
 SPUN_UP_SPEED = 2 / 3
 
 
-def demo_dataset(dataset: DatasetConfig) -> DatasetConfig:
+def demo_dataset(dataset: DatasetConfig) -> SimulatedDatasetConfig:
     """The data set itself if two cores simulate it in seconds, otherwise its cut, called `<name>-demo`."""
+    if isinstance(dataset, FilesDatasetConfig):
+        raise ValueError(
+            f"a demo simulates its test set, got {dataset.name}, which was brought; "
+            "use `ergoflow.load`, or the verbs with its recipe"
+        )
     if isinstance(dataset, ChannelDatasetConfig):
         if math.prod(dataset.flow.box) > SMALL_CHANNEL:
             raise ValueError(
@@ -76,7 +88,9 @@ def demo_dataset(dataset: DatasetConfig) -> DatasetConfig:
     )
 
 
-def make_demo_data(dataset: DatasetConfig, workspace: Workspace, *, device: torch.device, console: Console) -> Path:
+def make_demo_data(
+    dataset: SimulatedDatasetConfig, workspace: Workspace, *, device: torch.device, console: Console
+) -> Path:
     """Make the data set of `demo_dataset` unless it is there, and return its folder."""
     folder = workspace.dataset(dataset.name)
     cut = isinstance(dataset, KolmogorovDatasetConfig) and math.prod(dataset.flow.grid) > SMALL_GRID

@@ -64,7 +64,7 @@ def require_exponents(recipe: Recipe, store: TrajectoryStore) -> None:
     """Refuse data whose flow the solver does not know, before any work is done."""
     if not isinstance(recipe.dataset, KolmogorovDatasetConfig):
         raise ValueError(
-            f"exponents need the whole state of a flow, {recipe.dataset.name} holds planes; set evaluation.exponents=0"
+            f"exponents need all of a Kolmogorov flow's state, got {recipe.dataset.name}; set evaluation.exponents=0"
         )
     if not (Path(store.folder) / "dataset.json").exists():
         raise ValueError(

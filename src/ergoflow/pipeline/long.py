@@ -17,7 +17,7 @@ from rich.console import Console
 from ergoflow.config import EvaluationConfig, KolmogorovDatasetConfig, Recipe, load_recipe
 from ergoflow.pipeline.cells import cell_path, is_done, write_cell
 from ergoflow.pipeline.pretrained import install, pretrained_models
-from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.simulate import provide
 from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.workspace import Workspace
 
@@ -49,7 +49,7 @@ def measure_long(results: Path, workspace: Workspace, *, device: torch.device, c
     for name in long_to_do(results):
         source = pretrained_models()[name]
         recipe = long_recipe(source)
-        simulate(recipe.dataset, workspace, device=device, console=console)
+        provide(recipe.dataset, workspace, device=device, console=console)
         install(source, workspace, seed=_seed(source), recipe=recipe)
         folder = run_one(recipe, workspace, seed=_seed(source), device=device, console=console)
         write_cell(folder, long_folder(results))

@@ -31,7 +31,7 @@ from ergoflow.pipeline.lorenz import lorenz_path, measure_lorenz
 from ergoflow.pipeline.pictures import EXPECTED_SECONDS_EACH, draw_figures, figures_to_draw
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.runs import is_trained
-from ergoflow.pipeline.simulate import simulate
+from ergoflow.pipeline.simulate import provide
 from ergoflow.pipeline.stages import is_rolled_out, is_scored, run_one
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.plan import SECONDS_PER_MINUTE
@@ -134,7 +134,7 @@ def _run_cells(
             if time.monotonic() + training + extra > deadline:
                 postponed.append(f"{recipe.name} seed {seed}")
                 continue
-            simulate(recipe.dataset, workspace, device=device, console=console)
+            provide(recipe.dataset, workspace, device=device, console=console)
             begun = time.monotonic()
             try:
                 folder = run_one(recipe, workspace, seed=seed, device=device, console=console)

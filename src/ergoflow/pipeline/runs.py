@@ -81,7 +81,7 @@ def open_store(recipe: Recipe, workspace: Workspace) -> TrajectoryStore:
             "write them with compute_statistics and write_statistics of ergoflow.data.store"
             if own
             else f"data set {recipe.dataset.name} was expected in {folder}, but it is not complete; "
-            f"run `ergoflow simulate {recipe.dataset.name}`, or bring data of your own (docs/howto.md)"
+            f"run `ergoflow simulate {recipe.dataset.name}`, or `ergoflow import` for data of your own"
         )
     store = TrajectoryStore(folder)
     if not math.isclose(store.info.frame_seconds, recipe.dataset.frame_seconds, rel_tol=1e-6):
@@ -92,7 +92,7 @@ def open_store(recipe: Recipe, workspace: Workspace) -> TrajectoryStore:
     if store.info.grid != recipe.dataset.grid:
         raise ValueError(
             f"{folder} was expected to hold a {recipe.dataset.grid} grid, got {store.info.grid}; "
-            "set dataset.flow.grid to that of the files or choose another --root"
+            "give the recipe the grid of the files or choose another --root"
         )
     return store
 

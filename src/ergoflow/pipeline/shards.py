@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ergoflow.config import SPLITS, ChannelDatasetConfig, DatasetConfig
+from ergoflow.config import SPLITS, ChannelDatasetConfig, SimulatedDatasetConfig
 from ergoflow.data.store import is_complete
 
 
@@ -34,7 +34,7 @@ class Shard:
         return f"{self.split}[{self.first}:{self.first + self.count}]"
 
 
-def list_shards(dataset: DatasetConfig, folder: Path) -> Iterator[Shard]:
+def list_shards(dataset: SimulatedDatasetConfig, folder: Path) -> Iterator[Shard]:
     """Every shard of a data set, in the order of making."""
     size = len(dataset.planes) if isinstance(dataset, ChannelDatasetConfig) else dataset.shard_size
     for split in SPLITS:
@@ -44,7 +44,7 @@ def list_shards(dataset: DatasetConfig, folder: Path) -> Iterator[Shard]:
             yield Shard(split, first, min(size, total - first), path)
 
 
-def completeness(dataset: DatasetConfig, folder: Path) -> str:
+def completeness(dataset: SimulatedDatasetConfig, folder: Path) -> str:
     """How much of a data set lies in its folder, in words."""
     shards = list(list_shards(dataset, folder))
     made = sum(shard.count for shard in shards if is_complete(shard.path))
@@ -131,7 +131,7 @@ def _to_host(frame: Tensor, ready: torch.cuda.Event) -> Tensor:
     return host
 
 
-def trajectory_seed(dataset: DatasetConfig, split: str, number: int) -> int:
+def trajectory_seed(dataset: SimulatedDatasetConfig, split: str, number: int) -> int:
     """A 63-bit seed, a function of data-set seed, split and trajectory (or simulation) number alone."""
     words = np.random.SeedSequence([dataset.seed, SPLITS.index(split), number]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))

@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from ergoflow.config import SPLITS, ChannelDatasetConfig, DatasetConfig, to_dict
+from ergoflow.config import (
+    SPLITS,
+    ChannelDatasetConfig,
+    DatasetConfig,
+    FilesDatasetConfig,
+    SimulatedDatasetConfig,
+    to_dict,
+)
 from ergoflow.data.files import write_text_atomic
 from ergoflow.data.store import TrajectoryStore, compute_statistics, is_complete, remove_leftovers, write_statistics
 from ergoflow.pipeline.shards import list_shards
@@ -28,7 +35,7 @@ DATASET_FORMAT = 1
 
 
 def simulate(
-    dataset: DatasetConfig,
+    dataset: SimulatedDatasetConfig,
     workspace: Workspace,
     *,
     device: torch.device,
@@ -67,7 +74,17 @@ def simulate(
     return folder
 
 
-def _require_same_dataset(dataset: DatasetConfig, folder: Path) -> None:
+def provide(dataset: DatasetConfig, workspace: Workspace, *, device: torch.device, console: Console) -> Path:
+    """The folder of a data set, simulated if it was not brought."""
+    if not isinstance(dataset, FilesDatasetConfig):
+        return simulate(dataset, workspace, device=device, console=console)
+    folder = workspace.dataset(dataset.name)
+    if not (folder / "stats.yaml").exists():
+        raise ValueError(f"data of your own were expected in {folder}, but there are none; run `ergoflow import`")
+    return folder
+
+
+def _require_same_dataset(dataset: SimulatedDatasetConfig, folder: Path) -> None:
     if not (folder / "dataset.json").exists():
         if next(folder.rglob("*.hdf5"), None) is not None:
             raise ValueError(
@@ -85,7 +102,7 @@ def _require_same_dataset(dataset: DatasetConfig, folder: Path) -> None:
         )
 
 
-def _require_disk_space(dataset: DatasetConfig, root: Path, folder: Path) -> None:
+def _require_disk_space(dataset: SimulatedDatasetConfig, root: Path, folder: Path) -> None:
     missing = sum(shard.count for shard in list_shards(dataset, folder) if not is_complete(shard.path))
     channels = 3 if isinstance(dataset, ChannelDatasetConfig) else 1
     itemsize = 2 if dataset.storage == "float16" else 4
@@ -99,7 +116,7 @@ def _require_disk_space(dataset: DatasetConfig, root: Path, folder: Path) -> Non
         )
 
 
-def _write_dataset_json(dataset: DatasetConfig, folder: Path) -> None:
+def _write_dataset_json(dataset: SimulatedDatasetConfig, folder: Path) -> None:
     path = folder / "dataset.json"
     if not path.exists():
         write_text_atomic(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ergoflow import __version__
-from ergoflow.config import DatasetConfig, from_dict
+from ergoflow.config import SimulatedDatasetConfig, from_dict
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Workspace:
         return sorted(path.parent for path in self.root.glob("runs/*/seed*/scores.json"))
 
 
-def load_dataset_config(folder: Path) -> DatasetConfig:
+def load_dataset_config(folder: Path) -> SimulatedDatasetConfig:
     """The configuration that `simulate` made a data folder with."""
-    config: DatasetConfig = from_dict(
-        DatasetConfig, json.loads((folder / "dataset.json").read_text())["dataset"], "dataset"
+    config: SimulatedDatasetConfig = from_dict(
+        SimulatedDatasetConfig, json.loads((folder / "dataset.json").read_text())["dataset"], "dataset"
     )
     return config
 

@@ -10,6 +10,7 @@ from ergoflow.config import DatasetConfig, Recipe, load_recipe, override
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.recipes.datasets import datasets
 from ergoflow.recipes.experiments import SIGMAS, experiments, full_size_models
+from ergoflow.recipes.own import own_recipe
 from ergoflow.recipes.small import small_experiments, small_models
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "find_recipe",
     "find_recipes",
     "full_size_models",
+    "own_recipe",
 ]
 
 #: What `ergoflow reproduce` makes besides cells, in this order.

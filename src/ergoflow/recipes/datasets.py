@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from ergoflow.config import ChannelDatasetConfig, DatasetConfig, KolmogorovDatasetConfig
+from ergoflow.config import ChannelDatasetConfig, KolmogorovDatasetConfig, SimulatedDatasetConfig
 from ergoflow.solvers.channel import ChannelConfig
 from ergoflow.solvers.kolmogorov import KolmogorovConfig
 
 
-def datasets() -> dict[str, DatasetConfig]:
+def datasets() -> dict[str, SimulatedDatasetConfig]:
     """Data sets by name."""
     kf256 = KolmogorovDatasetConfig(name="kf256", flow=KolmogorovConfig())
     kf64 = KolmogorovDatasetConfig(
@@ -23,7 +23,7 @@ def datasets() -> dict[str, DatasetConfig]:
         test=8,
         shard_size=36,
     )
-    listed: list[DatasetConfig] = [
+    listed: list[SimulatedDatasetConfig] = [
         kf256,
         dataclasses.replace(kf256, name="kf128", subsample=2),
         dataclasses.replace(kf256, name="kf256-transient", spin_up_seconds=0.0),

@@ -8,6 +8,7 @@ same model trained the way a practitioner would today; further endings are the v
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from ergoflow.config import (
     ChannelDatasetConfig,
@@ -59,7 +60,7 @@ def trivial_models() -> dict[str, ModelConfig]:
     return {"persistence": PersistenceConfig(), "climatology": ClimatologyConfig(), "zero": ZeroConfig()}
 
 
-def experiments(known: dict[str, DatasetConfig]) -> list[Recipe]:
+def experiments(known: Mapping[str, DatasetConfig]) -> list[Recipe]:
     """All recipes at full size."""
     recipes = []
     for task in TASKS:

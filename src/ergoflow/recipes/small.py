@@ -7,6 +7,7 @@ of an hour on two cores: enough to see every model run and be compared, not enou
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from ergoflow.config import DatasetConfig, EvaluationConfig, ModelConfig, Recipe, TaskConfig
 from ergoflow.models.a3m import A3MConfig
@@ -50,7 +51,7 @@ def small_models() -> dict[str, ModelConfig]:
     }
 
 
-def small_experiments(known: dict[str, DatasetConfig]) -> list[Recipe]:
+def small_experiments(known: Mapping[str, DatasetConfig]) -> list[Recipe]:
     """The small models on the small flows.
 
     They predict states: a model trained for seconds then survives. (Predicting increments, the demo's model was better

@@ -1,0 +1,172 @@
+"""`ergoflow import`: arrays of one's own become a data set in The Well's layout, with a recipe to begin with.
+
+    FILE.npy   one array (trajectories, frames, fields, *grid), cut into splits trajectory by trajectory; one field may
+               leave its axis out
+    FILE.npz   arrays `train`, `valid` and `test` of that shape
+
+Arrays are read frame by frame and may be larger than memory. The folder appears when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from ergoflow.config import SPLITS, FilesDatasetConfig, Recipe, to_dict
+from ergoflow.data.files import write_text_atomic
+from ergoflow.data.normalize import Normalizer
+from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
+from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.workspace import Workspace
+from ergoflow.recipes import own_recipe
+
+# Trajectories that a split needs: a floor compares two halves of the test split.
+LEAST = {"train": 1, "valid": 1, "test": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What an array does not say of itself: names of fields and axes, sides, walls, and the time between frames."""
+
+    name: str
+    fields: tuple[str, ...]
+    frame_seconds: float
+    axes: tuple[str, ...] = ("x", "y")
+    length: tuple[float, ...] | None = None
+    """Sides of the domain; None means 2 pi each."""
+    walls: tuple[str, ...] = ()
+    """Axes that end at walls; the others are periodic."""
+
+    def info(self, grid: tuple[int, ...], source: str) -> DatasetInfo:
+        """The description of a data set on a grid."""
+        unknown = [axis for axis in self.walls if axis not in self.axes]
+        if unknown:
+            raise ValueError(f"walls must be axes out of {', '.join(self.axes)}, got {', '.join(unknown)}; correct it")
+        return DatasetInfo(
+            name=self.name,
+            fields=self.fields,
+            grid=grid,
+            length=self.length or (2 * np.pi,) * len(grid),
+            boundaries=tuple("WALL" if axis in self.walls else "PERIODIC" for axis in self.axes),
+            axes=self.axes,
+            frame_seconds=self.frame_seconds,
+            provenance={"source": source},
+        )
+
+
+def import_arrays(
+    source: Path, description: Description, workspace: Workspace, *, shares: tuple[float, float], console: Console
+) -> tuple[Path, Path]:
+    """Write a data set and its first recipe; return the folder and the recipe's file.
+
+    `shares` are the parts of one array that become the valid and the test split.
+    """
+    folder, path = workspace.dataset(description.name), workspace.root / f"{description.name}.json"
+    for there in (folder, path):
+        if there.exists():
+            raise ValueError(f"{there} is there already; choose another name, or remove it")
+    splits = {split: _with_fields(array, description) for split, array in _read(source, shares).items()}
+    grid = splits["train"].shape[3:]
+    info = description.info(grid, source.name)
+    recipe = _recipe(info, frames=splits["test"].shape[1])
+    begun = folder.with_name(f".{folder.name}.import")
+    shutil.rmtree(begun, ignore_errors=True)
+    try:
+        _write(begun, info, splits, console)
+    except BaseException:
+        shutil.rmtree(begun, ignore_errors=True)
+        raise
+    begun.rename(folder)
+    write_text_atomic(path, json.dumps(to_dict(recipe), indent=2) + "\n")
+    return folder, path
+
+
+def _recipe(info: DatasetInfo, *, frames: int) -> Recipe:
+    return own_recipe(
+        FilesDatasetConfig(name=info.name, grid=info.grid, frame_seconds=info.frame_seconds),
+        fields=info.fields,
+        length=info.length,
+        periodic=[boundary == "PERIODIC" for boundary in info.boundaries],
+        frames=frames,
+    )
+
+
+def _read(source: Path, shares: tuple[float, float]) -> dict[str, np.ndarray]:
+    """The arrays of the splits, mapped from the file or cut out of its one array."""
+    if source.suffix not in (".npy", ".npz") or not source.is_file():
+        raise ValueError(f"a NumPy file .npy or .npz was expected, got {source}; save the trajectories with numpy.save")
+    try:
+        loaded = np.load(source, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{source} must hold numbers, got a file that NumPy refuses: {error}; save it anew") from None
+    if isinstance(loaded, np.ndarray):
+        return _cut(loaded, shares)
+    missing = [split for split in SPLITS if split not in loaded.files]
+    if missing:
+        raise ValueError(f"{source} must hold the arrays {', '.join(SPLITS)}, got {', '.join(loaded.files)}; add them")
+    arrays = {split: loaded[split] for split in SPLITS}
+    for split, array in arrays.items():
+        if array.ndim < 2 or len(array) < LEAST[split]:
+            raise ValueError(
+                f"{split} must hold at least {LEAST[split]} trajectories, got shape {array.shape}; bring more"
+            )
+    return arrays
+
+
+def _cut(array: np.ndarray, shares: tuple[float, float]) -> dict[str, np.ndarray]:
+    """One array cut along its first axis: first the training, then the valid, then the test split."""
+    valid, test = (
+        max(LEAST[split], round(share * len(array))) for split, share in zip(("valid", "test"), shares, strict=True)
+    )
+    train = len(array) - valid - test
+    if train < 1:
+        raise ValueError(
+            "at least one trajectory to train with, one to validate and two to test are needed, "
+            f"got {len(array)} in all, with parts of {shares[0]:g} and {shares[1]:g} to validate and to test; "
+            "cut a long one: array.reshape(pieces, frames, ...)"
+        )
+    return {"train": array[:train], "valid": array[train : train + valid], "test": array[train + valid :]}
+
+
+def _with_fields(array: np.ndarray, description: Description) -> np.ndarray:
+    """The array as (trajectories, frames, fields, *grid)."""
+    fields, axes = description.fields, description.axes
+    if array.ndim == 2 + len(axes) and len(fields) == 1:
+        array = array[:, :, None]
+    if array.ndim != 3 + len(axes) or array.shape[2] != len(fields) or array.dtype.kind not in "fiu":
+        raise ValueError(
+            f"an array must be (trajectories, frames, {len(fields)} fields, {', '.join(axes)}) of real numbers, got "
+            f"{array.dtype} of shape {array.shape}; name its fields and axes with --fields and --axes"
+        )
+    return array
+
+
+def _write(folder: Path, info: DatasetInfo, splits: Mapping[str, np.ndarray], console: Console) -> None:
+    total = sum(array.shape[0] * array.shape[1] for array in splits.values())
+    with bar(console, f"import {info.name}", total, "frames") as advance:
+        for split, array in splits.items():
+            path = folder / "data" / split / f"{info.name}.hdf5"
+            if array.shape[3:] != info.grid:
+                raise ValueError(
+                    f"all splits must have the grid {info.grid} of train, got {array.shape[3:]} in {split}; mend it"
+                )
+            with ShardWriter(path, info, count=array.shape[0], frames=array.shape[1]) as writer:
+                for t in range(array.shape[1]):
+                    frame = np.asarray(array[:, t], dtype=np.float32)
+                    bad = ~np.isfinite(frame).reshape(len(frame), -1).all(1)
+                    if bad.any():
+                        raise ValueError(
+                            f"every number must be finite, got others in trajectory {int(np.argmax(bad))} of {split}, "
+                            f"frame {t}; mend or leave out that trajectory"
+                        )
+                    writer.write(t, frame)
+                    advance(len(frame))
+    write_statistics(folder, compute_statistics(TrajectoryStore(folder)))
+    # A field that never changes has no unit: it is refused here, not when a training begins.
+    Normalizer.from_store(TrajectoryStore(folder))

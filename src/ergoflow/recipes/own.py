@@ -1,0 +1,70 @@
+"""A first recipe for data of one's own: `ergoformer`, small, under a training that any flow bears."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ergoflow.config import EvaluationConfig, FilesDatasetConfig, Recipe, TaskConfig
+from ergoflow.models.convnext import STRIDE, ConvNeXtConfig
+from ergoflow.models.ergoformer import ErgoformerConfig
+from ergoflow.training.objectives import ObjectiveConfig
+from ergoflow.training.trainer import TrainingConfig
+
+WIDTHS = (32, 64, 128)
+SPACING_TOLERANCE = 1e-6
+
+
+def own_recipe(
+    dataset: FilesDatasetConfig,
+    *,
+    fields: Sequence[str],
+    length: Sequence[float],
+    periodic: Sequence[bool],
+    frames: int,
+) -> Recipe:
+    """The recipe `<data set>-ergoformer`; `frames` is how many a test trajectory has.
+
+    A vorticity on a periodic plane of equal spacing is carried by its own flow. Symmetries are not assumed.
+    """
+    spacing = [side / points for side, points in zip(length, dataset.grid, strict=True)]
+    equal = math.isclose(min(spacing), max(spacing), rel_tol=SPACING_TOLERANCE)
+    carried = tuple(fields) == ("vorticity",) and tuple(periodic) == (True, True) and equal
+    leads = tuple(lead for lead in EvaluationConfig().lead_steps if lead < frames) or (1,)
+    return Recipe(
+        name=f"{dataset.name}-ergoformer",
+        dataset=dataset,
+        task=TaskConfig(predict="increment"),
+        model=ErgoformerConfig(unet=_unet(dataset.grid), flow="carried" if carried else None),
+        objective=ObjectiveConfig(unitary_weight=0.0),
+        training=TrainingConfig(
+            epochs=20,
+            batch_size=8,
+            optimizer="muon",
+            learning_rate=3e-3,
+            weight_decay=1e-2,
+            schedule="wsd",
+            warmup_steps=50,
+            ema_decay=0.995,
+            precision="auto",
+        ),
+        evaluation=EvaluationConfig(lead_steps=leads, max_lag=max(1, min(EvaluationConfig().max_lag, frames // 2))),
+    )
+
+
+def _unet(grid: Sequence[int]) -> ConvNeXtConfig:
+    """The U-Net that goes down furthest on a grid, up to three levels of patches of 2 points.
+
+    Each level must have whole points, and the coarsest as many as its convolutions reach; a grid that is too small for
+    any is left to the smallest, which says so.
+    """
+    reach = ConvNeXtConfig().kernel // 2
+
+    def fits(patch: int, levels: int) -> bool:
+        stride = patch * STRIDE ** (levels - 1)
+        return all(points % stride == 0 and points // stride >= reach for points in grid)
+
+    sizes = ((2, 3), (2, 2), (1, 3), (2, 1), (1, 2), (1, 1))
+    patch, levels = next((size for size in sizes if fits(*size)), sizes[-1])
+    blocks = (*(1,) * (levels - 1), 2, *(1,) * (levels - 1))
+    return ConvNeXtConfig(widths=WIDTHS[:levels], blocks=blocks, patch=patch)
