@@ -48,7 +48,7 @@ def demo(root: Path) -> None:
     for row, (label, fields) in enumerate(rows.items()):
         for column, step in enumerate(steps):
             title = "" if row else f"step {int(step)}\n{step * FRAME_SECONDS:.3g} s"
-            image = draw_field(panels[row, column], upright(fields[column]), colors, low, high, title=title)
+            image = draw_field(panels[row, column], upright(fields[column, 0]), colors, low, high, title=title)
         label_row(panels[row, 0], label)
     add_colorbar(figure, image, list(panels.ravel()), extend="both")
     figure.savefig(ROOT / "docs" / "demo.png", dpi=120, facecolor="white")

@@ -144,13 +144,15 @@ def import_data(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="A .npy array (trajectories, frames, fields, *grid), or an .npz of three: train, valid, test.",
+            help="A .npy array (trajectories, frames, fields, *grid), an .npz of three (train, valid, test), or a "
+            "folder in The Well's layout, which needs no options.",
         ),
     ],
     fields: Annotated[
-        str, typer.Option("--fields", help="Names of the fields: vorticity, or velocity components such as u,v.")
-    ],
-    frame_seconds: Annotated[float, typer.Option("--frame-seconds", help="Time between two frames.")],
+        str | None,
+        typer.Option("--fields", help="Names of the fields: vorticity, or velocity components such as u,v."),
+    ] = None,
+    frame_seconds: Annotated[float | None, typer.Option("--frame-seconds", help="Time between two frames.")] = None,
     axes: Annotated[str, typer.Option("--axes", help="Names of the axes of the grid.")] = "x,y",
     length: Annotated[
         str | None, typer.Option("--length", help="Sides of the domain, e.g. 6.28,3.14; default 2 pi each.")
@@ -160,8 +162,19 @@ def import_data(
     root: RootOption = Path(),
 ) -> None:
     """Bring your own data: write arrays as a data set, with a recipe to train on it."""
-    from ergoflow.pipeline.import_data import Description, import_arrays
+    from ergoflow.pipeline.import_data import Description, import_arrays, import_folder
 
+    console, place = _console(), _workspace(root)
+    if file.is_dir():
+        folder, recipe = import_folder(file, name, place)
+        console.print(
+            f"data set {name} is linked in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`"
+        )
+        return
+    if fields is None or frame_seconds is None:
+        raise ValueError(
+            "an array needs names of its fields and a time, got not both; add --fields and --frame-seconds"
+        )
     description = Description(
         name=name,
         fields=_words(fields),
@@ -173,7 +186,6 @@ def import_data(
     shares = _numbers("--split", split)
     if len(shares) != 2 or not 0 < min(shares) <= sum(shares) < 1:
         raise ValueError(f"--split must be two parts that leave some to train, such as 0.1,0.2, got {split!r}")
-    console, place = _console(), _workspace(root)
     folder, recipe = import_arrays(file, description, place, shares=(shares[0], shares[1]), console=console)
     console.print(f"data set {name} is in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`")
 

@@ -15,9 +15,10 @@ from ergoflow.data.store import TrajectoryStore
 from ergoflow.models.build import build_model
 from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.pipeline import reference
-from ergoflow.pipeline.import_data import Description, import_arrays
+from ergoflow.pipeline.import_data import Description, import_arrays, import_folder
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.reproduce import reproduce
+from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import own_recipe
@@ -154,6 +155,21 @@ def test_what_cannot_be_brought_leaves_nothing_behind(
     with pytest.raises(ValueError, match=reason):
         brought(tmp_path, array, **changes)
     assert not [path for path in (tmp_path / "root").rglob("*") if path.is_file()]
+
+
+def test_a_folder_in_the_layout_of_the_well_is_linked(tmp_path: Path) -> None:
+    theirs, _ = brought(tmp_path, waves(8, 40, 16, 12))
+    where = Workspace(tmp_path / "other")
+    folder, path = import_folder(theirs, "linked", where)
+    assert folder.resolve() == theirs.resolve()
+    recipe = load_recipe(path)
+    assert (recipe.name, recipe.dataset.grid, recipe.step_seconds) == ("linked-ergoformer", (16, 12), 0.25)
+    assert (train(override(recipe, QUICK), where, seed=0, device=CPU, console=quiet()) / "training.json").exists()
+    with pytest.raises(ValueError, match="is there already"):
+        import_folder(theirs, "linked", where)
+    with pytest.raises(ValueError, match="expected HDF5 files"):
+        import_folder(tmp_path / "other" / "runs", "another", where)
+    assert not where.dataset("another").exists()
 
 
 def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
     FILE.npy   one array (trajectories, frames, fields, *grid), cut into splits trajectory by trajectory; one field may
                leave its axis out
     FILE.npz   arrays `train`, `valid` and `test` of that shape
+    FOLDER     a data set in that layout already, with statistics: it is linked, not copied
 
 Arrays are read frame by frame and may be larger than memory. The folder appears when it is whole.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
@@ -67,10 +69,7 @@ def import_arrays(
 
     `shares` are the parts of one array that become the valid and the test split.
     """
-    folder, path = workspace.dataset(description.name), workspace.root / f"{description.name}.json"
-    for there in (folder, path):
-        if there.exists():
-            raise ValueError(f"{there} is there already; choose another name, or remove it")
+    folder, path = _places(description.name, workspace)
     splits = {split: _with_fields(array, description) for split, array in _read(source, shares).items()}
     grid = splits["train"].shape[3:]
     info = description.info(grid, source.name)
@@ -84,6 +83,32 @@ def import_arrays(
         raise
     begun.rename(folder)
     write_text_atomic(path, json.dumps(to_dict(recipe), indent=2) + "\n")
+    return folder, path
+
+
+def import_folder(source: Path, name: str, workspace: Workspace) -> tuple[Path, Path]:
+    """Link a data set in The Well's layout and write its first recipe; return the link and the recipe's file."""
+    folder, path = _places(name, workspace)
+    store = TrajectoryStore(source)
+    for split, least in LEAST.items():
+        if store.count(split) < least:
+            raise ValueError(
+                f"{source} must hold at least {least} trajectories in {split}, got {store.count(split)}; add some"
+            )
+    Normalizer.from_store(store)
+    recipe = _recipe(dataclasses.replace(store.info, name=name), frames=store.num_frames("test"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(source.resolve(), target_is_directory=True)
+    write_text_atomic(path, json.dumps(to_dict(recipe), indent=2) + "\n")
+    return folder, path
+
+
+def _places(name: str, workspace: Workspace) -> tuple[Path, Path]:
+    """Where a data set and its recipe go; neither may be there."""
+    folder, path = workspace.dataset(name), workspace.root / f"{name}.json"
+    for there in (folder, path):
+        if there.exists():
+            raise ValueError(f"{there} is there already; choose another name, or remove it")
     return folder, path
 
 
