@@ -150,7 +150,9 @@ def import_data(
     ],
     fields: Annotated[
         str | None,
-        typer.Option("--fields", help="Names of the fields: vorticity, or velocity components such as u,v."),
+        typer.Option(
+            "--fields", help="Names of the fields: vorticity, velocity components such as u,v, or one scalar."
+        ),
     ] = None,
     frame_seconds: Annotated[float | None, typer.Option("--frame-seconds", help="Time between two frames.")] = None,
     axes: Annotated[str, typer.Option("--axes", help="Names of the axes of the grid.")] = "x,y",

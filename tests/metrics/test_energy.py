@@ -91,6 +91,19 @@ def test_an_exact_budget_closes_and_a_missing_sink_shows_its_share():
     assert budget_closure(energy, gain, 0 * loss, step_time=0.001) == pytest.approx(4 / supply, rel=1e-6)
 
 
+def test_of_a_scalar_it_is_the_size_of_the_gradient():
+    # On sides 3 and 7: sin(a x) cos(b y) with a = 2 pi / 3, b = 4 pi / 7.
+    x, y = (torch.arange(n, dtype=torch.float64) * side / n for n, side in ((18, 3.0), (20, 7.0)))
+    a, b = 2 * np.pi / 3, 4 * np.pi / 7
+    theta = torch.sin(a * x)[:, None] * torch.cos(b * y)
+    along_x, along_y = (
+        a * torch.cos(a * x)[:, None] * torch.cos(b * y),
+        b * torch.sin(a * x)[:, None] * torch.sin(b * y),
+    )
+    found = in_plane_vorticity(theta[None, None], (3.0, 7.0), periodic=(True, True))
+    torch.testing.assert_close(found[0], (along_x.square() + along_y.square()).sqrt())
+
+
 def test_in_plane_vorticity_agrees_with_the_spectral_curl_on_a_periodic_plane():
     velocity = torch.randn(2, 2, 12, 15, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = vorticity_from_velocity(velocity, (3.0, 7.0))[:, 0]
@@ -119,7 +132,7 @@ def test_bad_input_raises_one_line():
         lambda: tke_error(np.ones((4, 4)), np.zeros((4, 4))),
         lambda: relative_drift(np.ones(4), np.ones((1, 4))),
         lambda: budget_closure(np.ones(4), np.ones(3), np.ones(4), 0.1),
-        lambda: in_plane_vorticity(torch.ones(1, 1, 4, 4), (1.0, 1.0), periodic=(True, True)),
+        lambda: in_plane_vorticity(torch.ones(1, 3, 4, 4, 4), (1.0, 1.0, 1.0), periodic=(True, True, True)),
     ):
         with pytest.raises(ValueError, match=r"must .*, got .*; ") as caught:
             call()

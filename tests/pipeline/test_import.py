@@ -84,12 +84,17 @@ def test_three_arrays_are_three_splits_and_one_field_needs_no_axis(tmp_path: Pat
         assert np.array_equal(store.load(split, device=CPU).numpy()[:, :, 0], array.astype(np.float32))
 
 
+@pytest.mark.parametrize("fields", [("u", "v"), ("heat",)])
 @pytest.mark.parametrize(("grid", "axes"), [((16, 12), ("x", "y")), ((16,), ("x",))])
 def test_the_recipe_leads_to_scores_and_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: tuple[int, ...], axes: tuple[str, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    grid: tuple[int, ...],
+    axes: tuple[str, ...],
+    fields: tuple[str, ...],
 ) -> None:
     monkeypatch.setattr(reference, "TRIVIAL_RESAMPLES", 2)
-    _, path = brought(tmp_path, waves(8, 40, *grid), axes=axes)
+    _, path = brought(tmp_path, waves(8, 40, *grid, fields=len(fields)), axes=axes, fields=fields)
     recipe, where = override(load_recipe(path), QUICK), Workspace(tmp_path / "root")
     page = reproduce([recipe], where, seeds=[0], results=tmp_path / "cells", device=CPU, console=quiet())
     scores = json.loads((where.run("mine-ergoformer", 0) / "scores.json").read_text())

@@ -63,16 +63,18 @@ def in_plane_vorticity(velocity: Tensor, length: Sequence[float], *, periodic: S
     """Return (..., *grid): d_0 c_1 - d_1 c_0 of the last two components on a plane, du/dx on a line.
 
     On (x, y) with (u, v) this is the vorticity; on the channel's (y, z) plane with (u, v, w) it is
-    omega_x = dw/dy - dv/dz. Periodic axes are differentiated spectrally, others by differences of
-    second order, of first order in the rows at the walls.
+    omega_x = dw/dy - dv/dz. Of one scalar on a plane it is the size of its gradient. Periodic axes are differentiated
+    spectrally, others by differences of second order, of first order in the rows at the walls.
     """
     if len(length) == 1:
         return _derivative(velocity[..., -1, :], 0, length, periodic)
-    if len(length) != 2 or velocity.shape[-3] < 2:
+    if len(length) != 2:
         raise ValueError(
-            f"velocity must have shape (..., C >= 2, X, Y) or (..., 1, X), got {tuple(velocity.shape)} "
+            f"velocity must have shape (..., C, X, Y) or (..., C, X), got {tuple(velocity.shape)} "
             f"with {len(length)} lengths; pass the in-plane components last"
         )
+    if velocity.shape[-3] == 1:
+        return torch.hypot(*(_derivative(velocity[..., 0, :, :], axis, length, periodic) for axis in (0, 1)))
     first = _derivative(velocity[..., -1, :, :], 0, length, periodic)
     return first - _derivative(velocity[..., -2, :, :], 1, length, periodic)
 

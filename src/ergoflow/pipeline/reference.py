@@ -87,12 +87,7 @@ def skipped_frames(evaluation: EvaluationConfig, truth_frames: int) -> int:
 def new_statistics(
     info: DatasetInfo, yardstick: Yardstick, count: int, *, max_lag: int, skip: int, device: torch.device
 ) -> TrajectoryStatistics:
-    """Empty statistics for `count` roll-outs of a flow: a vorticity field, or the components of a velocity."""
-    if info.fields != ("vorticity",) and len(info.fields) < 2:
-        raise ValueError(
-            "long-term statistics need one field named vorticity or at least two velocity components, got "
-            f"{', '.join(info.fields)}; roll the model out in Python (ergoflow.load)"
-        )
+    """Empty statistics for `count` roll-outs: of a vorticity, of the components of a velocity, or of one scalar."""
     return TrajectoryStatistics(
         count,
         len(info.fields),
