@@ -13,6 +13,7 @@ from ergoflow.training.trainer import TrainingConfig
 
 WIDTHS = (32, 64, 128)
 SPACING_TOLERANCE = 1e-6
+NOISE, UNROLL = 0.03, 4
 
 
 def own_recipe(
@@ -25,18 +26,22 @@ def own_recipe(
 ) -> Recipe:
     """The recipe `<data set>-ergoformer`; `frames` is how many a test trajectory has.
 
-    A vorticity on a periodic plane of equal spacing is carried by its own flow. Symmetries are not assumed.
+    A vorticity on a periodic plane of equal spacing is carried by its own flow. Symmetries are not assumed. Noise on
+    the states it learns from costs accuracy in short forecasts, and keeps long ones from gathering noise of their own.
     """
     spacing = [side / points for side, points in zip(length, dataset.grid, strict=True)]
     equal = math.isclose(min(spacing), max(spacing), rel_tol=SPACING_TOLERANCE)
     carried = tuple(fields) == ("vorticity",) and tuple(periodic) == (True, True) and equal
     leads = tuple(lead for lead in EvaluationConfig().lead_steps if lead < frames) or (1,)
+    unroll = UNROLL if frames > UNROLL else 1
     return Recipe(
         name=f"{dataset.name}-ergoformer",
         dataset=dataset,
         task=TaskConfig(predict="increment"),
         model=ErgoformerConfig(unet=_unet(dataset.grid), flow="carried" if carried else None),
-        objective=ObjectiveConfig(unitary_weight=0.0),
+        objective=ObjectiveConfig(
+            unitary_weight=0.0, noise=NOISE, unroll=unroll, unroll_from=0.85 if unroll > 1 else 0.0
+        ),
         training=TrainingConfig(
             epochs=20,
             batch_size=8,
