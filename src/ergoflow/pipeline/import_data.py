@@ -5,7 +5,7 @@
     FILE.npz   arrays `train`, `valid` and `test` of that shape
     FOLDER     a data set in that layout already, with statistics: it is linked, not copied
 
-Arrays are read frame by frame and may be larger than memory. The folder appears when it is whole.
+An .npy is read frame by frame and may be larger than memory. The folder appears when it is whole.
 """
 
 from __future__ import annotations
