@@ -17,7 +17,6 @@ import ctypes
 import json
 import os
 import platform
-import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +27,7 @@ from rich.console import Console
 
 from ergoflow import __version__
 from ergoflow.config import ChannelDatasetConfig, FilesDatasetConfig, Recipe, override, to_dict
+from ergoflow.pipeline.words import budget_of, minutes_of, number_list, seed_list, word_list
 from ergoflow.pipeline.workspace import Workspace, pick_device
 from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, find_recipes
 
@@ -179,13 +179,13 @@ def import_data(
         )
     description = Description(
         name=name,
-        fields=_words(fields),
+        fields=word_list(fields),
         frame_seconds=frame_seconds,
-        axes=_words(axes),
-        length=None if length is None else _numbers("--length", length),
-        walls=() if walls is None else _words(walls),
+        axes=word_list(axes),
+        length=None if length is None else number_list("--length", length),
+        walls=() if walls is None else word_list(walls),
     )
-    shares = _numbers("--split", split)
+    shares = number_list("--split", split)
     if len(shares) != 2 or not 0 < min(shares) <= sum(shares) < 1:
         raise ValueError(f"--split must be two parts that leave some to train, such as 0.1,0.2, got {split!r}")
     folder, recipe = import_arrays(file, description, place, shares=(shares[0], shares[1]), console=console)
@@ -385,7 +385,7 @@ def reproduce(
     from ergoflow.pipeline.reproduce import Budget, print_plan
     from ergoflow.pipeline.reproduce import reproduce as run
 
-    minutes, by_dataset = _budget(budget)
+    minutes, by_dataset = budget_of(budget)
     limit = Budget(minutes=minutes, samples=samples, by_dataset=by_dataset)
     chosen = [limit.apply(override(recipe, settings or [])) for recipe in find_recipes(names)]
     parts = find_parts(names)
@@ -396,17 +396,17 @@ def reproduce(
     console, place, chip = _console(), _workspace(root), pick_device(device)
     cells = place.root / "results" if results is None else results
     if dry_run:
-        print_plan(chosen, place, seeds=_seeds(seeds), results=cells, console=console, parts=parts, device=chip)
+        print_plan(chosen, place, seeds=seed_list(seeds), results=cells, console=console, parts=parts, device=chip)
         return
     page = run(
         chosen,
         place,
-        seeds=_seeds(seeds),
+        seeds=seed_list(seeds),
         results=cells,
         device=chip,
         console=console,
         parts=parts,
-        within=None if within is None else _minutes("--within", within),
+        within=None if within is None else minutes_of("--within", within),
     )
     console.print(f"{'report' if page.suffix else 'results'}: {page}")
 
@@ -507,46 +507,6 @@ def _one(name: str | None, option: str | None) -> str:
 def _recipe(name: str | None, option: str | None, settings: list[str] | None, precision: str | None = None) -> Recipe:
     extra = [f"training.precision={precision}"] if precision else []
     return override(find_recipe(_one(name, option)), (settings or []) + extra)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(","))
-
-
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{option} must be numbers such as 0.5,1, got {text!r}") from None
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--seeds must be whole numbers such as 0,1,2, got {text!r}") from None
-
-
-def _minutes(option: str, text: str) -> float:
-    """Minutes of a duration such as 90s, 4m or 1.5h, given for an option."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    if match is None or float(match[1]) == 0:
-        raise ValueError(f"{option} must be a duration such as 90s, 4m or 1h, got {text!r}")
-    return float(match[1]) * {"s": 1 / 60, "m": 1.0, "h": 60.0}[match[2]]
-
-
-def _budget(text: str | None) -> tuple[float | None, dict[str, float]]:
-    """Minutes for all data sets (None: as the recipes say) and for some, of a list such as 4m,kf128=3m."""
-    minutes, by_dataset = None, {}
-    for part in text.split(",") if text else ():
-        name, equals, duration = part.strip().rpartition("=")
-        if equals:
-            by_dataset[find_dataset(name, []).name] = _minutes("--budget", duration)
-        elif minutes is None:
-            minutes = _minutes("--budget", duration)
-        else:
-            raise ValueError(f"--budget must be one duration, and others by data set (4m,kf128=3m), got {text!r}")
-    return minutes, by_dataset
 
 
 def _workspace(root: Path) -> Workspace:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from ergoflow.config import EvaluationConfig, FilesDatasetConfig, Recipe, TaskConfig
 from ergoflow.models.convnext import STRIDE, ConvNeXtConfig
 from ergoflow.models.ergoformer import ErgoformerConfig
+from ergoflow.recipes.experiments import common_training
 from ergoflow.training.objectives import ObjectiveConfig
-from ergoflow.training.trainer import TrainingConfig
 
 WIDTHS = (32, 64, 128)
 SPACING_TOLERANCE = 1e-6
@@ -42,16 +43,14 @@ def own_recipe(
         objective=ObjectiveConfig(
             unitary_weight=0.0, noise=NOISE, unroll=unroll, unroll_from=0.85 if unroll > 1 else 0.0
         ),
-        training=TrainingConfig(
+        training=dataclasses.replace(
+            common_training(),
             epochs=20,
             batch_size=8,
-            optimizer="muon",
-            learning_rate=3e-3,
-            weight_decay=1e-2,
-            schedule="wsd",
             warmup_steps=50,
             ema_decay=0.995,
             precision="auto",
+            augment=False,
         ),
         evaluation=EvaluationConfig(lead_steps=leads, max_lag=max(1, min(EvaluationConfig().max_lag, frames // 2))),
     )
