@@ -30,7 +30,7 @@ def report(workspace: Workspace, *, title: str, console: Console, results: Path 
             f"scored runs were expected below {workspace.root / 'runs'}{where}, but there are none; "
             "run `ergoflow score RECIPE` first"
         )
-    with bar(console, "report", len(names_drawn(views)), "chapters and runs") as advance:
+    with bar(console, "report", len(names_drawn(views)), "parts") as advance:
         return render(views, workspace.report, title=title, drawn=lambda name: advance(note=name))
 
 
