@@ -6,6 +6,8 @@ plane, which a convolutional net has to assemble through its levels.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -17,6 +19,14 @@ from ergoflow.numerics.fourier import TWO_PI, derivative_wavenumbers, inverse_sq
 
 # A turbulent flow has |u| ~ |ω|/k at its energetic wavenumber, 4 in a box of 2π: this brings both to one scale.
 VELOCITY_GAIN = 4.0
+# Lengths may come from coordinates in float32.
+SPACING_TOLERANCE = 1e-4
+
+
+def is_evenly_spaced(grid: Sequence[int], length: Sequence[float]) -> bool:
+    """Whether points lie equally close along every axis: a velocity is made of points, without their lengths."""
+    spacing = [side / points for side, points in zip(length, grid, strict=True)]
+    return math.isclose(min(spacing), max(spacing), rel_tol=SPACING_TOLERANCE)
 
 
 def scaled_velocity(vorticity: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from ergoflow.data.store import DatasetInfo, TrajectoryStore, list_splits
 from ergoflow.models.advection import Pace
 from ergoflow.models.build import build_model
 from ergoflow.models.ergoformer import ErgoformerConfig
+from ergoflow.models.velocity import is_evenly_spaced
 from ergoflow.pipeline.workspace import Workspace, commit
 from ergoflow.training.checkpoint import WEIGHTS_FILE, load_weights
 from ergoflow.training.dissipation import DissipativeStep, state_norm
@@ -35,8 +36,6 @@ from ergoflow.training.stepper import NormalizedStep, PhysicalStep
 RUN_FORMAT = 1
 # Neighbouring frames have nearly the same norm.
 RADIUS_STRIDE = 10
-# Lengths may come from coordinates in float32.
-SPACING_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +148,8 @@ def _require_spacing(recipe: Recipe, facts: RunFacts) -> None:
     """Refuse unequal spacing where a velocity is made of the vorticity: the model sees points, not lengths."""
     if not isinstance(recipe.model, ErgoformerConfig) or recipe.model.flow is None:
         return
-    spacing = [length / size for length, size in zip(facts.length, facts.grid, strict=True)]
-    if not math.isclose(min(spacing), max(spacing), rel_tol=SPACING_TOLERANCE):
+    if not is_evenly_spaced(facts.grid, facts.length):
+        spacing = [length / size for length, size in zip(facts.length, facts.grid, strict=True)]
         raise ValueError(
             f"model.flow={recipe.model.flow} needs equal spacing along both axes, got "
             f"{' and '.join(f'{d:.4g}' for d in spacing)}; resample the data or set model.flow=none"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from ergoflow.config import EvaluationConfig, FilesDatasetConfig, Recipe, TaskConfig
 from ergoflow.models.convnext import STRIDE, ConvNeXtConfig
 from ergoflow.models.ergoformer import ErgoformerConfig
+from ergoflow.models.velocity import is_evenly_spaced
 from ergoflow.recipes.experiments import common_training
 from ergoflow.training.objectives import ObjectiveConfig
 
 WIDTHS = (32, 64, 128)
-SPACING_TOLERANCE = 1e-6
 NOISE, UNROLL = 0.03, 4
 
 
@@ -30,9 +29,8 @@ def own_recipe(
     A vorticity on a periodic plane of equal spacing is carried by its own flow. Symmetries are not assumed. Noise on
     the states it learns from costs accuracy in short forecasts, and keeps long ones from gathering noise of their own.
     """
-    spacing = [side / points for side, points in zip(length, dataset.grid, strict=True)]
-    equal = math.isclose(min(spacing), max(spacing), rel_tol=SPACING_TOLERANCE)
-    carried = tuple(fields) == ("vorticity",) and tuple(periodic) == (True, True) and equal
+    on_a_torus = tuple(periodic) == (True, True) and is_evenly_spaced(dataset.grid, length)
+    carried = tuple(fields) == ("vorticity",) and on_a_torus
     leads = tuple(lead for lead in EvaluationConfig().lead_steps if lead < frames) or (1,)
     unroll = UNROLL if frames > UNROLL else 1
     return Recipe(
