@@ -93,7 +93,7 @@ def test_queue_keeps_the_order_and_holds_no_more_than_its_capacity() -> None:
             time.sleep(0.001)
             assert len(put) - len(taken) <= 3
             taken.append(int(queue.take()))
-        done.result(timeout=5)
+        done.result(timeout=60)
     assert taken == list(range(20))
 
 
@@ -116,7 +116,7 @@ def test_a_failure_wakes_the_side_that_waits(waiting_side: str) -> None:
     first = ZeroDivisionError()
     queue.fail(first)
     queue.fail(KeyError())
-    thread.join(timeout=5)
+    thread.join(timeout=60)
     assert heard == [first]
 
 

@@ -8,7 +8,6 @@ one process, and the mean of the processes' gradients is the gradient of the mea
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,13 +39,23 @@ class LaunchContext:
         """True in the one process that writes files and shows progress."""
         return self.rank == 0
 
-    def parallel(self, module: nn.Module) -> nn.Module:
-        """The module, with gradients averaged over the processes during its backward pass."""
+    @contextmanager
+    def parallel(self, module: nn.Module) -> Iterator[nn.Module]:
+        """The module, with gradients averaged over the processes during its backward pass, inside the block."""
         if self.world_size == 1:
-            return module
+            yield module
+            return
         device_ids = [self.device] if self.device.type == "cuda" else None
-        # Every process computes the same buffers; sending them each step would only cost time.
-        return nn.parallel.DistributedDataParallel(module, device_ids=device_ids, broadcast_buffers=False)
+        parallel = nn.parallel.DistributedDataParallel(module, device_ids=device_ids)
+        # Every process computes the same buffers; sending them each step would only cost time. (An attribute: what the
+        # argument is called depends on the version of torch.)
+        parallel.broadcast_buffers = False
+        try:
+            yield parallel
+        finally:
+            # It holds the process group, in cycles of references and through the frames of an exception. A group that
+            # ends with it, not with the launch, waits for its threads under the interpreter's lock, and they for that.
+            vars(parallel).clear()
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of a tensor over the processes; all of them must call."""
@@ -109,7 +118,6 @@ def launch_context(device: str | torch.device = "cpu") -> Iterator[LaunchContext
         yield LaunchContext(rank=rank, world_size=world_size, device=device)
     finally:
         dist.destroy_process_group()
-        gc.collect()  # a data-parallel module in a reference cycle holds the group, too
 
 
 @dataclass(frozen=True)

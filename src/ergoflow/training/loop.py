@@ -6,6 +6,7 @@ Update, agree, validate, flush, checkpoint. `trainer.train` says in which order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class Loop:
         context: LaunchContext,
         clock: Callable[[], float],
         rehearse: Rehearse | None,
+        block: ExitStack,
     ) -> None:
         self.step, self.windows, self.config, self.run = step, windows, config, run
         self.folder, self.context = folder, context
@@ -59,7 +61,7 @@ class Loop:
                 "lower training.batch_size or simulate more trajectories"
             )
         self.total_steps = config.total_steps(self.batches_per_epoch)
-        self._objective = context.parallel(_ObjectiveModule(step, objective))
+        self._objective = block.enter_context(context.parallel(_ObjectiveModule(step, objective)))
         # Processes that wait for each other, and compiled models, launch their kernels one by one.
         recordable = run.device.type == "cuda" and context.world_size == 1 and not config.compile
         self._gradients = RecordedGradients(

@@ -112,7 +112,7 @@ def train(
         stack.enter_context(torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []))
         # Neither processes nor seeds must share dropout masks.
         torch.manual_seed(context.own_seed(seed))
-        loop = Loop(step, objective, windows, config, run, folder, seed, context, clock, rehearse)
+        loop = Loop(step, objective, windows, config, run, folder, seed, context, clock, rehearse, stack)
         if state_path.is_file():
             loop.resume()
         stop = stack.enter_context(stop_requests())
