@@ -13,10 +13,8 @@ Bad input ends with exit code 2 and one line that says what was expected, what c
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import platform
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,8 +29,6 @@ from ergoflow.pipeline.words import budget_of, minutes_of, number_list, seed_lis
 from ergoflow.pipeline.workspace import Workspace, pick_device
 from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, find_recipes
 
-# Parameters of mallopt, from glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 # Newer typers carry click inside, older ones use the installed one; the public BadParameter derives from either.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
 
@@ -455,7 +451,6 @@ def main() -> None:
     """Run the command line; user errors become one line and exit code 2."""
     from ergoflow.pipeline.errors import USER_ERRORS
 
-    _keep_freed_memory()
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -468,18 +463,6 @@ def main() -> None:
         _fail(str(error))
     else:
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc to keep large blocks that were freed: training on a CPU allocates the same ones at every step.
-
-    Otherwise each step returns them to the system and touches fresh, zeroed pages again: a seventh of the demo's
-    training time. Other C libraries decide for themselves.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**30)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _fail(message: str) -> None:

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from ergoflow.pipeline.workspace import pick_device
 from ergoflow.training.processor import keep_freed_memory, trains_in_bf16
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -33,10 +34,10 @@ def test_named_precision_is_the_same_everywhere(monkeypatch, device):
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs the GNU libc")
-@pytest.mark.parametrize("keeps", [True, False])
-def test_memory_that_is_freed_and_taken_again_causes_page_faults_unless_it_is_kept(keeps: bool) -> None:
+@pytest.mark.parametrize(("first", "keeps"), [("nothing", False), ("keep memory", True), ("pick device", True)])
+def test_memory_that_is_freed_and_taken_again_causes_page_faults_unless_it_is_kept(first: str, keeps: bool) -> None:
     # In a process of its own: which memory is free, and was ever touched, depends on all that ran before.
-    process = subprocess.run([sys.executable, __file__, str(keeps)], capture_output=True, text=True, check=True)
+    process = subprocess.run([sys.executable, __file__, first], capture_output=True, text=True, check=True)
     pages = BLOCKS * SIZE // PAGE
     assert (int(process.stdout) < pages / 10) if keeps else (int(process.stdout) >= pages)
 
@@ -50,7 +51,7 @@ def page_faults() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "True":
-        keep_freed_memory()
+    preparations = {"nothing": int, "keep memory": keep_freed_memory, "pick device": lambda: pick_device("cpu")}
+    preparations[sys.argv[1]]()
     # The first rounds make room: a hole of a block's size is too small for a block with its alignment.
     print([page_faults() for _ in range(10)][-1])

@@ -20,6 +20,7 @@ import torch
 
 from ergoflow import __version__
 from ergoflow.config import SimulatedDatasetConfig, from_dict
+from ergoflow.training.processor import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,11 @@ def load_dataset_config(folder: Path) -> SimulatedDatasetConfig:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called `name`; `auto` is the first GPU, or the CPU where there is none."""
+    """The device called `name`; `auto` is the first GPU, or the CPU where there is none.
+
+    What computes on a device takes and frees the same memory at every step: from here on this process keeps it.
+    """
+    keep_freed_memory()
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:

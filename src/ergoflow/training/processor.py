@@ -1,6 +1,6 @@
-"""What a CPU needs to train fast: products in bfloat16 where it has units for them, and memory that is not given back.
+"""What a CPU needs to be fast: products in bfloat16 where it has units for them, and memory that is not given back.
 
-A training step frees and takes again some hundred megabytes. The C library returns large blocks to the system, which
+A step of a model frees and takes again some hundred megabytes. The C library returns large blocks to the system, which
 hands them out anew page by page, zeroed: half a millisecond for a megabyte, a fifth of a step of a small model.
 """
 
