@@ -204,7 +204,7 @@ def _largest_kernel(
         weight + e[:, None].to(tl.int64) * dim + d[None, :], mask=(e[:, None] < rows) & (d[None, :] < dim), other=0.0
     )
     # As few columns as a product may have.
-    ones = tl.full((BLOCK_R, 16), 1.0, x.dtype.element_ty)
+    ones = tl.full((BLOCK_R, 16), 1.0, tl.float32).to(x.dtype.element_ty)
     steps: tl.constexpr = (count + BLOCK_R - 1) // BLOCK_R
     best = tl.zeros((BLOCK_E,), tl.float32)
     best_r = tl.zeros((BLOCK_E,), tl.int32)
