@@ -27,6 +27,7 @@ from ergoflow.pipeline.document import gather
 from ergoflow.pipeline.lorenz import lorenz_path
 from ergoflow.pipeline.pictures import draw_figures, figures_to_draw
 from ergoflow.pipeline.reproduce import Budget, print_plan, reproduce
+from ergoflow.pipeline.train import _free_bytes
 from ergoflow.pipeline.workspace import Workspace, commit
 from ergoflow.recipes import PARTS, collections, find_parts, find_recipe, find_recipes
 from ergoflow.report.claims import CLAIMS
@@ -355,3 +356,14 @@ def test_figures_and_verdicts_come_from_the_cells_of_real_runs(space: Workspace,
     verdicts = {claim.text: claim.rule(evidence) for claim in CLAIMS}
     (orthogonal,) = [verdict for text, verdict in verdicts.items() if "within SO(d)" in text]
     assert "singular values" in orthogonal.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_that_an_earlier_cell_has_freed_is_counted_as_free() -> None:
+    cuda = torch.device("cuda")
+    before = _free_bytes(cuda)
+    block = torch.empty(2**30, dtype=torch.uint8, device=cuda)
+    del block
+    assert torch.cuda.memory_reserved(cuda) >= 2**30
+    assert _free_bytes(cuda) >= before

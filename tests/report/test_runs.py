@@ -70,6 +70,22 @@ def test_seeds_are_gathered_in_order_and_averaged(make_run: Make) -> None:
     np.testing.assert_allclose(spread, 2.0)
 
 
+def test_densities_of_seeds_that_reach_other_values_are_averaged_bin_by_bin(make_run: Make) -> None:
+    def reaching(seed: int, centers: list[float], density: list[float]) -> RunView:
+        run = make_run("kf64-a3m", seed=seed)
+        pdf = {"pdf/centers": centers, "pdf/model": density, "pdf/truth": density}
+        return dataclasses.replace(run, curves={**run.curves, **{name: np.array(pdf[name]) for name in pdf}})
+
+    runs = [reaching(0, [-0.5, 0.0, 0.5], [0.5, 1.0, 0.5]), reaching(1, [0.0, 0.5, 1.0, 1.5], [0.4, 0.8, 0.4, 0.4])]
+    (group,) = group_runs(runs)
+    np.testing.assert_allclose(group.curve("pdf/centers"), [-0.5, 0.0, 0.5, 1.0, 1.5])
+    np.testing.assert_allclose(group.curve("pdf/model"), [0.25, 0.7, 0.65, 0.2, 0.2])
+    np.testing.assert_allclose(group.runs[0].curve("pdf/truth"), [0.5, 1.0, 0.5, 0.0, 0.0])
+    (group,) = group_runs([reaching(0, [0.0, 0.5], [1.0, 1.0]), reaching(1, [0.0, 0.4, 0.8], [1.0, 1.0, 0.5])])
+    with pytest.raises(ValueError, match="share the shape"):
+        group.curve("pdf/model")
+
+
 def test_one_infinite_seed_makes_the_mean_infinite(make_run: Make) -> None:
     runs = [make_run(seed=seed) for seed in (0, 1)]
     runs[1].curves["relative_l2/model"][40:] = np.inf

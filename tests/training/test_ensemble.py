@@ -55,6 +55,17 @@ def test_score_is_that_of_its_definition_number_by_number(periodic) -> None:
     torch.testing.assert_close(ensemble_loss(members, truth, change, periodic=periodic), torch.as_tensor(expected))
 
 
+def test_score_and_its_gradient_are_not_rounded_to_half_precision_under_autocast() -> None:
+    truth, change = drawn(2, 2, 16, 24, seed=1).float(), drawn(2, 2, 16, 24, seed=2).float()
+    members = drawn(2, 2, 2, 16, 24, seed=0).float().requires_grad_()
+    score = ensemble_loss(members, truth, change, periodic=PLANE)
+    (gradient,) = torch.autograd.grad(score, members)
+    with torch.autocast("cpu", torch.bfloat16):
+        under = ensemble_loss(members, truth, change, periodic=PLANE)
+    assert torch.equal(under, score)
+    assert torch.equal(torch.autograd.grad(under, members)[0], gradient)
+
+
 def test_ensemble_too_narrow_too_wide_or_beside_the_truth_scores_worse() -> None:
     truth, forecasts = drawn(8, 2, 32, 32, seed=0), drawn(2, 8, 2, 32, 32, seed=1)
     right = ensemble_loss(forecasts, truth, truth, periodic=PLANE)

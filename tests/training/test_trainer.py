@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import math
 import os
 import signal
+import weakref
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,19 @@ def test_training_finds_the_rotation_that_made_the_data(tmp_path: Path, optimize
     torch.testing.assert_close(model.weight[..., 0].detach(), truth, atol=1e-3, rtol=0)
     assert result.step == 60 * 6
     assert result.loss < 1e-3
+
+
+def test_data_of_a_run_are_freed_with_it_and_wait_for_no_collector_of_cycles(tmp_path: Path) -> None:
+    windows = rotating_windows()
+    held = weakref.ref(windows)
+    gc.collect()
+    gc.disable()
+    try:
+        train(NormalizedStep(new_model()), objective(), windows, config=config(epochs=1), folder=tmp_path, seed=0)
+        del windows
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_weights_file_holds_the_weights_in_the_returned_step(tmp_path: Path) -> None:

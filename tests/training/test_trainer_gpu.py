@@ -205,6 +205,34 @@ def test_members_of_a_model_that_draws_are_recorded_and_have_the_gradients_of_pl
     torch.testing.assert_close(replayed, plain, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("error")
+def test_recomputed_steps_are_recorded_in_bf16_and_have_the_gradients_of_plain_calls() -> None:
+    unet = ConvNeXtConfig(widths=(8, 16), blocks=(1, 1, 1), kernel=3)
+    config = ErgoformerConfig(unet=unet, flow=None)
+    model = Ergoformer(config, 2, 2, (16, 16), periodic=(False, True), generator=torch.Generator().manual_seed(0))
+    nn.init.normal_(model.unet.head.weight)
+    step = NormalizedStep(model, "increment", torch.ones(2), relaxation=0.1, kept_means=(0,)).to("cuda")
+    batch = torch.randn(4, 4, 2, 16, 16, generator=torch.Generator().manual_seed(0)).to("cuda")
+
+    def found(*, recompute: bool, recorded: bool) -> list[Tensor]:
+        settings = ObjectiveConfig(unroll=3, recompute=recompute, unitary_weight=0)
+        objective = make_objective(settings, generator=torch.Generator("cuda"), periodic=(False, True))
+
+        def losses(batch: Tensor, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+            with torch.autocast("cuda", torch.bfloat16):
+                of = objective(step, batch, progress)
+            return of.total, of.parts
+
+        gradients = RecordedGradients(losses, step.parameters(), stage=objective.stage if recorded else None)
+        for _ in range(2):
+            total, _parts = gradients(batch, 1.0)
+        return [total.clone(), *(p.grad.clone() for p in step.parameters() if p.grad is not None)]
+
+    plain = found(recompute=False, recorded=False)
+    assert len(plain) == 1 + len(list(step.parameters()))
+    torch.testing.assert_close(found(recompute=True, recorded=True), plain, rtol=2e-2, atol=1e-3)
+
+
 def test_a_rehearsal_is_held_before_the_first_recording_alone_and_leaves_no_trace() -> None:
     weight = nn.Parameter(torch.ones(5, device="cuda"))
     held = []

@@ -202,6 +202,8 @@ def _bytes_of(store: TrajectoryStore) -> int:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
+        # What an earlier cell of this process has freed is torch's until asked for.
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []:
         if line.startswith("MemAvailable"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -181,7 +181,7 @@ class RunGroup:
 
 
 def group_runs(runs: Sequence[RunView]) -> tuple[RunGroup, ...]:
-    """Runs gathered by name in the order they come, each group sorted by seed."""
+    """Runs gathered by name in the order they come, each group sorted by seed, its densities on the same bins."""
     if not runs:
         raise ValueError("a report needs at least one run, got none; score a run first")
     by_name: dict[str, list[RunView]] = {}
@@ -194,7 +194,10 @@ def group_runs(runs: Sequence[RunView]) -> tuple[RunGroup, ...]:
         tasks = sorted({task_of(run) for run in members})
         if len(tasks) > 1:
             raise ValueError(f"seeds of {name!r} must share dataset and step, got {tasks}; name them differently")
-    return tuple(RunGroup(name, tuple(sorted(members, key=lambda run: run.seed))) for name, members in by_name.items())
+    return tuple(
+        RunGroup(name, tuple(sorted(_on_common_bins(members), key=lambda run: run.seed)))
+        for name, members in by_name.items()
+    )
 
 
 def task_of(run: RunView) -> tuple[str, float]:
@@ -210,6 +213,31 @@ def slugify(name: str) -> str:
 def finite_or_none(value: Any) -> float | None:
     """The number, or None when it is missing or not finite (which is how a failed score is stored)."""
     return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _on_common_bins(runs: Sequence[RunView]) -> list[RunView]:
+    """Runs whose densities have the bins that any of them reaches, with zeros where a run comes to none.
+
+    A run keeps the bins that its own values reach. Those of one data set are equally wide and one grid; where they are
+    not, nothing is done.
+    """
+    centers = [run.curve("pdf/centers") for run in runs]
+    known = [places for places in centers if places is not None and len(places) > 1]
+    if len(known) < len(runs) or not np.allclose(
+        [places[1] - places[0] for places in known], known[0][1] - known[0][0]
+    ):
+        return list(runs)
+    start, width = min(places[0] for places in known), known[0][1] - known[0][0]
+    starts = [round((places[0] - start) / width) for places in known]
+    common = start + width * np.arange(max(first + len(places) for first, places in zip(starts, known, strict=True)))
+    placed = []
+    for run, first in zip(runs, starts, strict=True):
+        names = [name for name in run.curves if name.startswith("pdf/") and name != "pdf/centers"]
+        wide = {name: np.zeros(len(common)) for name in names}
+        for name in names:
+            wide[name][first : first + len(run.curves[name])] = run.curves[name]
+        placed.append(replace(run, curves={**run.curves, **wide, "pdf/centers": common}))
+    return placed
 
 
 def _require(where: str, what: str, mapping: Mapping[str, Any], keys: Sequence[str]) -> None:

@@ -37,8 +37,10 @@ def ensemble_loss(members: Tensor, true: Tensor, change: Tensor, *, periodic: Se
             f"an ensemble needs two members or more, and a change, of the truth's shape {tuple(true.shape)}, "
             f"got {tuple(members.shape)} and {tuple(change.shape)}; pass members (M, B, C, *grid)"
         )
-    members, true, change = (at_least_float32(field) for field in (members, true, change))
-    return (_of_blocks(members, true, change) + _of_waves(members, true, change, periodic)).mean()
+    # The sum over a shell is a product.
+    with torch.autocast(members.device.type, enabled=False):
+        members, true, change = (at_least_float32(field) for field in (members, true, change))
+        return (_of_blocks(members, true, change) + _of_waves(members, true, change, periodic)).mean()
 
 
 def _of_blocks(members: Tensor, true: Tensor, change: Tensor) -> Tensor:

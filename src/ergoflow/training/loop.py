@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,15 @@ class Loop:
                 "lower training.batch_size or simulate more trajectories"
             )
         self.total_steps = config.total_steps(self.batches_per_epoch)
-        self._objective = block.enter_context(context.parallel(_ObjectiveModule(step, objective)))
+        # Matrix products in bfloat16 if asked; the losses switch it off for themselves.
+        half = trains_in_bf16(config.precision, run.device)
+        self._autocast = partial(torch.autocast, run.device.type, torch.bfloat16, enabled=half)
+        losses = block.enter_context(context.parallel(_ObjectiveModule(step, objective, self._autocast)))
         # Processes that wait for each other, and compiled models, launch their kernels one by one.
         recordable = run.device.type == "cuda" and context.world_size == 1 and not config.compile
+        # Neither holds this loop: what a run has on a device goes when the run ends, not when Python looks for cycles.
         self._gradients = RecordedGradients(
-            self._losses,
+            losses,
             [p for p in step.parameters() if p.requires_grad],
             stage=objective.stage if recordable else None,
             generator=objective.generator,
@@ -80,7 +85,6 @@ class Loop:
             "number of processes": context.world_size,
             "kind of device": run.device.type,
         }
-        self._bf16 = trains_in_bf16(config.precision, run.device)
         self._clock = clock
         self._started: float | None = None
         self._logged_step, self._logged_seconds = run.step, run.seconds
@@ -215,15 +219,6 @@ class Loop:
             save_state(self.folder / STATE_FILE, state)
         self._saved_step, self._saved_seconds = run.step, run.seconds
 
-    def _losses(self, batch: Tensor, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
-        with self._autocast():
-            losses: tuple[Tensor, dict[str, Tensor]] = self._objective(batch, progress)
-        return losses
-
-    def _autocast(self) -> torch.autocast:
-        """Matrix products in bfloat16 if asked; the losses switch it off for themselves."""
-        return torch.autocast(self.run.device.type, torch.bfloat16, enabled=self._bf16)
-
     def _finite_losses(self) -> Tensor:
         """The pending losses (steps, 1 + parts), averaged over processes, on the CPU.
 
@@ -251,10 +246,11 @@ class Loop:
 class _ObjectiveModule(nn.Module):
     """An objective as one forward pass, so that data-parallel training sees all of it, unrolled or not."""
 
-    def __init__(self, step: NormalizedStep, objective: Objective) -> None:
+    def __init__(self, step: NormalizedStep, objective: Objective, autocast: Callable[[], torch.autocast]) -> None:
         super().__init__()
-        self.step, self._objective = step, objective
+        self.step, self._objective, self._autocast = step, objective, autocast
 
     def forward(self, batch: Tensor, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
-        losses = self._objective(self.step, batch, progress)
+        with self._autocast():
+            losses = self._objective(self.step, batch, progress)
         return losses.total, losses.parts
