@@ -113,7 +113,7 @@ def player_block(data: dict[str, Any], left_out: Sequence[str], *, identifier: s
         '<button type="button" class="next" aria-label="Step forward">▶</button>'
         '<label class="scrub">Frame <input type="range" class="frame" min="0" max="0" value="0"></label>'
         '<label>Speed <input type="range" class="speed" min="1" max="30" value="8"></label>'
-        '<output class="readout"></output></div>'
+        '<output class="readout" aria-live="off"></output></div>'
         "<noscript><p>The player needs JavaScript; the figures below show the same fields.</p></noscript>"
         f"{absent}{data_block(data)}</section>"
     )
