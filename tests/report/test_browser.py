@@ -368,6 +368,14 @@ def test_theme_follows_the_system_and_the_button(opened: Browser) -> None:
     assert (opened.run(ground), opened.run(ink)) == dark
 
 
+def test_the_name_on_a_card_leads_to_its_definition(opened: Browser) -> None:
+    shown = "(e => e.checkVisibility() && e.getBoundingClientRect().top < innerHeight && e.textContent)"
+    assert opened.run("document.querySelector('.card a').textContent") == "Rel. L2, τ = 1"
+    opened.click(".card a")
+    opened.wait("location.hash")
+    opened.wait(f"{shown}(document.getElementById(location.hash.slice(1))) === 'Rel. L2, τ = 1'")
+
+
 def test_the_menu_shows_the_maps_of_the_chosen_run_only(opened: Browser) -> None:
     figures = "[...document.querySelectorAll('figure[data-run]')]"
     visible = f"{figures}.filter(f => f.offsetHeight).map(f => f.dataset.run)"
@@ -388,6 +396,12 @@ def test_the_page_fits_on_paper(opened: Browser, page: Path) -> None:
     opened.open(page, width=688)
     opened.call("Emulation.setEmulatedMedia", media="print")
     opened.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    # As many headline metrics as a Kolmogorov flow has.
+    opened.run(
+        "for (const row of document.querySelector('.scores').rows) "
+        "while (row.cells.length < 16) row.append(row.cells[3].cloneNode(true))"
+    )
+    assert opened.run("document.querySelector('.scores').tHead.rows[0].cells.length") == 16
     assert opened.run("document.documentElement.scrollWidth") <= 688
     opened.call("Emulation.setEmulatedMedia", media="")
     assert base64.b64decode(opened.call("Page.printToPDF")["data"]).startswith(b"%PDF")

@@ -58,6 +58,15 @@
     });
   }
 
+  // A link to what stands folded unfolds it, also in browsers that do not by themselves.
+  const unfold = () => {
+    const target = document.getElementById(location.hash.slice(1));
+    const folded = target && target.closest("details:not([open])");
+    if (folded) { folded.open = true; target.scrollIntoView(); }
+  };
+  window.addEventListener("hashchange", unfold);
+  unfold();
+
   // Maps of one run at a time.
   for (const menu of document.querySelectorAll("select.runs")) {
     const figures = menu.closest(".chapter").querySelectorAll("figure[data-run]");
