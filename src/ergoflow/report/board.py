@@ -22,6 +22,7 @@ from ergoflow.report.canvas import INK, LABEL_SIZE, TICK_SIZE, TITLE_SIZE, color
 EDGE, GAP, TITLE_LINE, ROW_LABEL = 0.05, 0.1, 0.18, 0.22
 #: Inches of a colour scale: its width, its pointed ends, its ticks, and the room it takes with its words.
 SCALE_WIDTH, SCALE_POINT, SCALE_TICK, SCALE_ROOM = 0.11, 0.11, 0.04, 0.8
+SCALE_OVERLAP = 0.03
 #: The part of its rows' height that a scale takes.
 SCALE_SHARE = 0.86
 NOT_FINITE_COLOR = "#8c8c8c"
@@ -143,9 +144,14 @@ def draw_scale(
         interpolation="none",
         extent=(x, right, bottom, top),
     )
-    for end, start, tip, value in (("min", bottom, -SCALE_POINT, 0.0), ("max", top, SCALE_POINT, 1.0)):
+    for end, start, sign, value in (("min", bottom, -1, 0.0), ("max", top, 1, 1.0)):
         if extend in (end, "both"):
-            corners = ((x, right, x + SCALE_WIDTH / 2), (start, start, start + tip))
+            # A point begins inside of the bar: the edge of an image is soft, and a pale line would show.
+            base = start - sign * SCALE_OVERLAP
+            corners = (
+                (x, x, x + SCALE_WIDTH / 2, right, right),
+                (base, start, start + sign * SCALE_POINT, start, base),
+            )
             axes.fill(*corners, color=image.get_cmap()(value), linewidth=0)
     ticks = _ticks(image)
     heights = bottom + (top - bottom) * np.asarray(image.norm(np.array(ticks)), dtype=float)
