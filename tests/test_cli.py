@@ -73,6 +73,7 @@ def test_recipes_lists_the_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["reproduce", "mini", "--budget", "4m,3m"], "one duration, and others by data set"),
         (["reproduce", "mini", "--budget", "4m,kf46=3m"], "did you mean kf64"),
         (["report", "--document", "x.md"], "name one with --results"),
+        (["report", "--no-page"], "name one with --document"),
         (["bench", "ops", "--recipe", "kf64-mno"], "name a recipe of a3m"),
         (["simulate", "kf64", "--set", "dataset.flow.grid=[63,64]"], "choose 62 or 64"),
         (["simulate", "kf64", "--precision", "half"], "float32 or float64"),

@@ -282,22 +282,27 @@ def report(
             "--document", help="Also write what --results say about the paper into this Markdown. Repeatable."
         ),
     ] = None,
+    documents_alone: Annotated[bool, typer.Option("--no-page", help="Write the documents alone.")] = False,
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "ergoflow report",
 ) -> None:
     """Write one self-contained page about every scored run below the root."""
     from ergoflow.pipeline.cells import list_cells
-    from ergoflow.pipeline.document import document
     from ergoflow.pipeline.report import report as run
 
     if files and results is None:
         raise ValueError("--document is made of cells, got no folder of them; name one with --results")
+    if documents_alone and not files:
+        raise ValueError("--no-page leaves the documents, got none of them; name one with --document")
     console, place = _console(), _workspace(root)
-    for file in files or ():
-        assert results is not None
-        document(results, file)
-        console.print(f"document: {file}")
+    if files and results is not None:
+        from ergoflow.pipeline.document import document
+
+        for file in files:
+            document(results, file)
+            console.print(f"document: {file}")
     # A document says what has not been run; a page of nothing would be a mistake.
-    if not files or place.scored_runs() or (results is not None and list_cells(results)):
+    shown = place.scored_runs() or (results is not None and list_cells(results))
+    if not documents_alone and (shown or not files):
         console.print(f"report: {run(place, title=title, console=console, results=results)}")
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if MARK.search(page.read_text())
 ]
-REPAIR = "run `ergoflow reproduce figures` and `ergoflow report --results results --document FILE`"
+REPAIR = "run `ergoflow reproduce figures` and `ergoflow report --results results --no-page --document FILE`"
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.name)
@@ -115,6 +115,15 @@ def test_a_palette_keeps_the_picture() -> None:
     before, after = (np.asarray(Image.open(BytesIO(png)).convert("RGB"), float) for png in
                      (stream.getvalue(), pictures._with_palette(stream.getvalue())))  # fmt: skip
     assert float(np.abs(before - after).mean()) < 8
+
+
+def test_documents_can_be_written_without_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["report", "--results", str(ROOT / "results"), "--no-page", "--document", str(tmp_path / "new.md")]
+    monkeypatch.setattr(sys, "argv", ["ergoflow", *words, "--root", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    assert [path.name for path in tmp_path.iterdir()] == ["new.md"]
 
 
 def test_the_command_line_writes_documents_before_there_are_cells(

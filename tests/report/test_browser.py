@@ -194,14 +194,20 @@ def page(make_run: Callable[..., RunView], tmp_path_factory: pytest.TempPathFact
 def opened(tab: Browser, page: Path) -> Iterator[Browser]:
     tab.complaints.clear()
     tab.requests.clear()
-    tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    _prefer(tab, "light")
     tab.open(page)
     tab.run("localStorage.clear()")
     tab.open(page)
-    tab.wait("document.querySelector('.player').dataset.frame === '0'")
+    tab.wait("document.querySelector('.player').dataset.frame !== undefined")
     yield tab
     assert tab.complaints == []
     assert [url for url in tab.requests if not url.startswith(("file://", "data:"))] == []
+
+
+def _prefer(tab: Browser, scheme: str, *, motion: str = "reduce") -> None:
+    """What the reader's system asks of pages; frames that move by themselves would be a race with the tests."""
+    wishes = {"prefers-color-scheme": scheme, "prefers-reduced-motion": motion}
+    tab.call("Emulation.setEmulatedMedia", features=[{"name": name, "value": wish} for name, wish in wishes.items()])
 
 
 def _pixels(tab: Browser, tile: int) -> list[int]:
@@ -233,8 +239,9 @@ def test_the_harness_hears_errors_and_the_page_forbids_the_network(tab: Browser,
 
 
 def test_player_shows_other_pixels_at_another_frame(opened: Browser) -> None:
-    before = [_pixels(opened, tile) for tile in range(3)]
     opened.run("document.querySelector('.player').focus()")
+    opened.press("Home")
+    before = [_pixels(opened, tile) for tile in range(3)]
     opened.press("ArrowRight")
     opened.press("ArrowRight")
     assert opened.run("document.querySelector('.player').dataset.frame") == "2"
@@ -244,9 +251,43 @@ def test_player_shows_other_pixels_at_another_frame(opened: Browser) -> None:
     assert [_pixels(opened, tile) for tile in range(3)] == before
 
 
-def test_player_plays_and_pauses(opened: Browser) -> None:
+def test_player_opens_where_forecasts_have_parted_and_stays_there_for_those_who_want_less_motion(
+    opened: Browser,
+) -> None:
+    frame, last = "document.querySelector('.player').dataset.frame", "document.querySelector('.frame').max"
+    middle = opened.run(f"Math.floor((Number({last}) + 1) / 2)")
+    opened.run("document.querySelector('.player').scrollIntoView({behavior: 'instant'})")
+    time.sleep(0.4)
+    assert opened.run(f"Number({frame})") == middle
+    error = set(zip(*[iter(_pixels(opened, 2))] * 4, strict=True))
+    assert len(error) > 1
+
+
+def test_player_plays_by_itself_in_sight_until_the_reader_takes_over(opened: Browser, page: Path) -> None:
+    playing = "document.querySelector('.play').getAttribute('aria-pressed') === 'true'"
+    scroll = "window.scrollTo({{top: {}, behavior: 'instant'}})"
+    place = "document.querySelector('.player').getBoundingClientRect().top + scrollY"
+    _prefer(opened, "light", motion="no-preference")
+    opened.open(page)
+    opened.wait("document.querySelector('.player').dataset.frame !== undefined")
+    time.sleep(0.2)
+    assert not opened.run(playing)
+    for top, expected in ((place, True), ("0", False), (place, True)):
+        opened.run(scroll.format(top))
+        opened.wait(f"({playing}) === {str(expected).lower()}")
     opened.click(".player .play")
-    opened.wait("Number(document.querySelector('.player').dataset.frame) >= 3")
+    assert not opened.run(playing)
+    opened.run(scroll.format("0"))
+    time.sleep(0.2)
+    opened.run(scroll.format(place))
+    time.sleep(0.2)
+    assert not opened.run(playing)
+
+
+def test_player_plays_and_pauses(opened: Browser) -> None:
+    start = opened.run("document.querySelector('.player').dataset.frame")
+    opened.click(".player .play")
+    opened.wait(f"Number(document.querySelector('.player').dataset.frame) >= {start} + 3")
     assert opened.run("document.querySelector('.play').getAttribute('aria-pressed')") == "true"
     opened.click(".player .play")
     stopped = opened.run("document.querySelector('.player').dataset.frame")
@@ -316,15 +357,23 @@ def test_theme_follows_the_system_and_the_button(opened: Browser) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     ink = "getComputedStyle(document.querySelector('.drawing svg text')).fill"
     light = opened.run(ground), opened.run(ink)
-    opened.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    _prefer(opened, "dark")
     dark = opened.run(ground), opened.run(ink)
     assert light[0] != dark[0]
     assert light[1] != dark[1]
     opened.click("#theme")
     assert (opened.run(ground), opened.run(ink)) == light
-    opened.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    _prefer(opened, "light")
     opened.click("#theme")
     assert (opened.run(ground), opened.run(ink)) == dark
+
+
+def test_the_name_on_a_card_leads_to_its_definition(opened: Browser) -> None:
+    shown = "(e => e.checkVisibility() && e.getBoundingClientRect().top < innerHeight && e.textContent)"
+    assert opened.run("document.querySelector('.card a').textContent") == "Rel. L2, τ = 1"
+    opened.click(".card a")
+    opened.wait("location.hash")
+    opened.wait(f"{shown}(document.getElementById(location.hash.slice(1))) === 'Rel. L2, τ = 1'")
 
 
 def test_the_menu_shows_the_maps_of_the_chosen_run_only(opened: Browser) -> None:
@@ -347,6 +396,12 @@ def test_the_page_fits_on_paper(opened: Browser, page: Path) -> None:
     opened.open(page, width=688)
     opened.call("Emulation.setEmulatedMedia", media="print")
     opened.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    # As many headline metrics as a Kolmogorov flow has.
+    opened.run(
+        "for (const row of document.querySelector('.scores').rows) "
+        "while (row.cells.length < 16) row.append(row.cells[3].cloneNode(true))"
+    )
+    assert opened.run("document.querySelector('.scores').tHead.rows[0].cells.length") == 16
     assert opened.run("document.documentElement.scrollWidth") <= 688
     opened.call("Emulation.setEmulatedMedia", media="")
     assert base64.b64decode(opened.call("Page.printToPDF")["data"]).startswith(b"%PDF")

@@ -15,7 +15,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from ergoflow.report import canvas, diagnostics, figures, maps, saving
+from ergoflow.report import board, canvas, diagnostics, figures, maps, saving
 from ergoflow.report.figures import Curve
 from ergoflow.report.names import shared_prefix
 from ergoflow.report.runs import RunView, group_runs
@@ -169,7 +169,7 @@ def test_training_shows_loss_and_validation() -> None:
 
 def test_kinetic_energy_maps_are_upright_and_the_error_is_a_percentage() -> None:
     truth = 1 + RNG.random((6, 4))
-    images = [axes.images[0] for axes in maps.draw_kinetic_energy(truth, 1.1 * truth, side=64).axes if axes.images]
+    images = maps.draw_kinetic_energy(truth, 1.1 * truth, side=64).axes[0].images
     np.testing.assert_allclose(images[0].get_array(), truth.T)
     np.testing.assert_allclose(images[1].get_array(), 1.1 * truth.T)
     np.testing.assert_allclose(images[2].get_array(), 10.0)
@@ -184,19 +184,23 @@ def test_channel_planes_keep_the_wall_normal_axis_upright() -> None:
 def test_snapshots_show_truth_prediction_and_difference() -> None:
     truth, model = RNG.standard_normal((2, 3, 6, 4))
     figure = maps.draw_snapshots(np.array([1, 5, 9]), truth, model, side=64, step_seconds=0.1)
-    shown = [axes.images[0].get_array() for axes in figure.axes if axes.images]
-    wanted = [*truth, *model, *(model - truth)]
-    for image, field in zip(shown, wanted, strict=False):
-        np.testing.assert_allclose(image, field.T)
-    assert figure.axes[0].images[0].get_clim()[0] == -figure.axes[0].images[0].get_clim()[1]
+    shown = figure.axes[0].images
+    for n in range(3):
+        for image, field in zip(shown[3 * n :], (truth[n], model[n], model[n] - truth[n]), strict=False):
+            np.testing.assert_allclose(image.get_array(), field.T)
+    left, right, bottom, top = np.transpose([image.get_extent() for image in shown[:9]]).reshape(4, 3, 3)
+    # Columns are lead times from the left, rows are truth, prediction and difference from above.
+    assert (right[:-1] < left[1:]).all()
+    assert (top[:, 1:] < bottom[:, :-1]).all()
+    np.testing.assert_allclose((top - bottom) / (right - left), 4 / 6)
+    assert shown[0].get_clim()[0] == -shown[0].get_clim()[1]
 
 
 def test_attention_shows_a_row_of_heads_per_axis() -> None:
     kernels = {"x": RNG.standard_normal((3, 5, 5)), "y": RNG.standard_normal((2, 7, 7))}
-    figure = maps.draw_attention(kernels, side=64)
-    shown = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    shown = maps.draw_attention(kernels, side=64).axes[0].images
     for image, kernel in zip(shown, [*kernels["x"], *kernels["y"]], strict=True):
-        np.testing.assert_allclose(image, kernel)
+        np.testing.assert_allclose(image.get_array(), kernel)
 
 
 def test_signed_fields_get_a_symmetric_scale_and_positive_ones_do_not() -> None:
@@ -302,9 +306,9 @@ def test_svg_inherits_ink_keeps_its_labels_and_refers_only_to_itself() -> None:
 
 def test_images_inside_a_drawing_keep_every_colour_and_take_a_byte_per_pixel() -> None:
     field = RNG.random((20, 20))
-    figure, ((axes,),) = canvas.new_figure(2.0, 2.0)
-    maps.draw_field(axes, field, "thermal", 0.0, 1.0)
-    found = re.findall(r'base64,([^"]*)"', saving.to_svg(figure, identifier="one", label="alt"))
+    made = board.new_board(1, 1, width=2.0, shape=field.shape)
+    board.draw_field(made, 0, 0, field, "thermal", 0.0, 1.0)
+    found = re.findall(r'base64,([^"]*)"', saving.to_svg(made.figure, identifier="one", label="alt"))
     (image,) = [Image.open(io.BytesIO(base64.b64decode(code))) for code in found]
     assert image.mode == "P"
     # The drawing turns the image over: its first row is the lowest.

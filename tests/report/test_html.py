@@ -134,6 +134,13 @@ def test_the_best_run_comes_first_and_the_cards_say_whose_they_are(make_run: Mak
     assert [row["label"] for row in rows[:3]] == ["best", "fair", "poor"]
 
 
+def test_a_menu_of_runs_stands_where_there_is_a_choice(folder: Path) -> None:
+    ids = outline(folder / "index.html").ids
+    assert "kf256-runs" in ids
+    assert "tcf192-snapshots-1-tcf192-a" in ids
+    assert "tcf192-runs" not in ids
+
+
 def test_a_null_score_is_shown_as_failed(folder: Path) -> None:
     text = (folder / "index.html").read_text(encoding="utf-8")
     assert re.search(r'class="cell failed" data-metric="me_ape" data-value="Infinity"><b>failed</b>', text)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from ergoflow.report.canvas import TITLE_SIZE
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.paper_figures import LORENZ, PICTURES, SIGMA_ROWS, Picture, figures_block
 from ergoflow.report.runs import RunView, group_runs
@@ -33,7 +34,7 @@ def evidence(make_run: MakeRun) -> Evidence:
 
 
 def titles(figure: Figure) -> list[str]:
-    return [axes.get_title() for axes in figure.axes if axes.get_title()]
+    return [text.get_text() for text in figure.axes[0].texts if text.get_fontsize() == TITLE_SIZE]
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.slug)

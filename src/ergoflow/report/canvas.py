@@ -31,12 +31,15 @@ LEGEND_LINE, LEGEND_GAP = 2.6, 1.4
 #: A logarithmic axis whose ends have a smaller ratio than this labels 2 and 5 as well.
 LABEL_MINOR_BELOW = 100.0
 
+#: In points.
+TITLE_SIZE, LABEL_SIZE, TICK_SIZE = 9.5, 9.0, 8.0
+
 _STYLE: Any = {
-    "font.size": 9.0,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 9.0,
-    "xtick.labelsize": 8.0,
-    "ytick.labelsize": 8.0,
+    "font.size": LABEL_SIZE,
+    "axes.titlesize": TITLE_SIZE,
+    "axes.labelsize": LABEL_SIZE,
+    "xtick.labelsize": TICK_SIZE,
+    "ytick.labelsize": TICK_SIZE,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
@@ -105,18 +108,7 @@ def add_grid(axes: Axes) -> None:
 
 def set_title(axes: Axes, text: str) -> None:
     """A panel's title in the page's ink and size."""
-    axes.set_title(text, fontsize=_STYLE["axes.titlesize"], color=INK)
-
-
-def add_colorbar(figure: Figure, image: Any, axes: Sequence[Axes], *, label: str = "", extend: str = "neither") -> None:
-    """A colour bar beside some panels, without a frame."""
-    bar = figure.colorbar(image, ax=list(axes), shrink=0.85, extend=extend, aspect=22)
-    bar.set_label(label, fontsize=_STYLE["axes.labelsize"], color=INK)
-    bar.ax.tick_params(colors=INK, labelsize=_STYLE["ytick.labelsize"], width=0.7)
-    bar.outline.set_visible(False)
-    # In a drawing 256 strips of colour would be 256 paths.
-    assert bar.solids is not None
-    bar.solids.set_rasterized(True)
+    axes.set_title(text, fontsize=TITLE_SIZE, color=INK)
 
 
 def add_legend(figure: Figure, axes: Axes) -> None:

@@ -78,7 +78,7 @@ CAPTIONS = {
         "mean flow."
     ),
     "snapshots": (
-        "First channel of one test trajectory: truth, prediction, and prediction − truth, at growing lead "
+        "First channel of one test trajectory: truth, prediction, and their difference, at growing lead "
         "times. Early, look for blur and displaced vortices; late, the two may differ entirely and still "
         "share one climate."
     ),

@@ -126,7 +126,11 @@ def _chapter(
     """One task's part of the page; its figures are also written as PNG."""
     best = best_row(table).label
     opening = best if len(groups) == 1 else f"Best of {len(groups)}: {best}"
-    parts = [_heading(groups, table), f"<h3>{escape(opening)}</h3>", markup.card_list(cards(table, groups))]
+    parts = [
+        _heading(groups, table),
+        f"<h3>{escape(opening)}</h3>",
+        markup.card_list(cards(table, groups), chapter=slug),
+    ]
     parts.append("<h3>Scores</h3>")
     parts.append(_tables(slug, table))
     parts.append(_player(slug, groups, budget))
@@ -149,7 +153,7 @@ def _heading(groups: Sequence[RunGroup], table: Table) -> str:
 
 
 def _tables(slug: str, table: Table) -> str:
-    caption = f"Headline metrics on {table.dataset}: value, 95 % interval and verdict"
+    caption = f"Headline metrics on {table.dataset}: value, verdict and, on a screen, 95 % interval"
     parts = [
         markup.score_table(table, table.headlines, identifier=f"{slug}-scores", caption=caption),
         markup.verdict_key(),
@@ -161,7 +165,7 @@ def _tables(slug: str, table: Table) -> str:
             table, table.further, identifier=f"{slug}-further", caption=f"Further metrics on {table.dataset}"
         )
         parts.append(f"<details><summary>Further metrics ({len(table.further)})</summary>{further}</details>")
-    return "".join([*parts, markup.definitions(table)])
+    return "".join([*parts, markup.definitions(table, chapter=slug)])
 
 
 def _figures(
@@ -190,7 +194,7 @@ def _figures(
     if compared:
         parts.append(f'<h3>Compare</h3><div class="figures">{"".join(compared)}</div>')
     if maps:
-        menu = markup.run_menu(shown, identifier=f"{slug}-runs")
+        menu = markup.run_menu(shown, identifier=f"{slug}-runs") if len(shown) > 1 else ""
         parts.append(f'<h3>Look closer</h3>{menu}<div class="figures maps">{"".join(maps)}</div>')
     return "".join(parts)
 

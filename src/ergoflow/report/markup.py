@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from ergoflow.report.published import PublishedTable
-from ergoflow.report.runs import RunGroup, RunView, survival_text
+from ergoflow.report.runs import RunGroup, RunView, slugify, survival_text
 from ergoflow.report.sections import FigureItem
 from ergoflow.report.summary import Card, duration, number
 from ergoflow.report.tables import STRAYED, Cell, Column, Row, Table
@@ -39,14 +39,17 @@ _PUBLISHED_LABELS = {
 }
 
 
-def card_list(cards: Sequence[Card]) -> str:
-    """The cards on top of a chapter."""
+def card_list(cards: Sequence[Card], *, chapter: str) -> str:
+    """The cards on top of a chapter; the name of a metric leads to its definition."""
     items = []
     for card in cards:
         css = MARKS[card.verdict][0] if card.verdict else "plain"
         mark = f' <span class="mark" aria-hidden="true">{MARKS[card.verdict][1]}</span>' if card.verdict else ""
+        label = f'<span class="label">{escape(card.label)}</span>'
+        if card.metric is not None:
+            label = f'<a class="label" href="#{_definition(chapter, card.metric)}">{escape(card.label)}</a>'
         items.append(
-            f'<li class="card {css}"><span class="label">{escape(card.label)}</span>'
+            f'<li class="card {css}">{label}'
             f'<span class="value">{escape(card.value)}{mark}</span>'
             f'<span class="note">{escape(card.note)}</span></li>'
         )
@@ -60,7 +63,7 @@ def score_table(table: Table, columns: Sequence[Column], *, identifier: str, cap
     return (
         f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
         f'<table id="{identifier}" class="scores">'
-        f"<caption>{escape(caption)}</caption>"
+        f"<caption><span>{escape(caption)}</span></caption>"
         f'<thead><tr><th scope="col" aria-sort="none">'
         f'<button type="button" class="sort" data-first="ascending">forecast</button></th>'
         f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -76,10 +79,11 @@ def verdict_key() -> str:
     return f'<ul class="key">{items}</ul>'
 
 
-def definitions(table: Table) -> str:
+def definitions(table: Table, *, chapter: str) -> str:
     """How each number of the table is defined, variants included."""
     items = "".join(
-        f"<dt>{escape(column.label)}{' <em>variant</em>' if column.variant_of else ''}</dt>"
+        f'<dt id="{_definition(chapter, column.key)}">{escape(column.label)}'
+        f"{' <em>variant</em>' if column.variant_of else ''}</dt>"
         f"<dd>{escape(column.definition)} {column.better.capitalize()} is better.</dd>"
         for column in table.columns
     )
@@ -93,8 +97,9 @@ def published_table(table: PublishedTable) -> str:
         f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{value:,}</td>" for value in values)}</tr>'
         for label, values in table.rows.items()
     )
+    caption = f"<caption><span>{table.source}. {escape(table.caption)}</span></caption>"
     return (
-        f'<div class="scroll"><table class="plain"><caption>{table.source}. {escape(table.caption)}</caption>'
+        f'<div class="scroll"><table class="plain">{caption}'
         f'<thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
@@ -113,7 +118,7 @@ def player_block(data: dict[str, Any], left_out: Sequence[str], *, identifier: s
         '<button type="button" class="next" aria-label="Step forward">▶</button>'
         '<label class="scrub">Frame <input type="range" class="frame" min="0" max="0" value="0"></label>'
         '<label>Speed <input type="range" class="speed" min="1" max="30" value="8"></label>'
-        '<output class="readout"></output></div>'
+        '<output class="readout" aria-live="off"></output></div>'
         "<noscript><p>The player needs JavaScript; the figures below show the same fields.</p></noscript>"
         f"{absent}{data_block(data)}</section>"
     )
@@ -158,7 +163,7 @@ def provenance(groups: Sequence[RunGroup]) -> str:
     rows = "".join(_provenance_row(run, stages) for run in runs)
     details = "".join(_recipe_details(run) for run in runs)
     return (
-        f'<div class="scroll"><table class="plain"><caption>Runs behind this page</caption>'
+        f'<div class="scroll"><table class="plain"><caption><span>Runs behind this page</span></caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         f"<details><summary>Recipes, hardware and versions</summary>{details}</details>"
     )
@@ -188,6 +193,11 @@ def _recipe_details(run: RunView) -> str:
     shown = {"recipe": run.recipe, "hardware": run.scores["hardware"], "versions": run.scores["versions"]}
     text = json.dumps(shown, indent=2, ensure_ascii=False, default=str)
     return f"<details><summary>{escape(run.name)}, seed {run.seed}</summary><pre>{escape(text)}</pre></details>"
+
+
+def _definition(chapter: str, metric: str) -> str:
+    """Where on the page a metric is defined."""
+    return f"{chapter}-defines-{slugify(metric)}"
 
 
 def _family(table: Table, column: Column) -> tuple[Column, ...]:

@@ -58,6 +58,15 @@
     });
   }
 
+  // A link to what stands folded unfolds it, also in browsers that do not by themselves.
+  const unfold = () => {
+    const target = document.getElementById(location.hash.slice(1));
+    const folded = target && target.closest("details:not([open])");
+    if (folded) { folded.open = true; target.scrollIntoView(); }
+  };
+  window.addEventListener("hashchange", unfold);
+  unfold();
+
   // Maps of one run at a time.
   for (const menu of document.querySelectorAll("select.runs")) {
     const figures = menu.closest(".chapter").querySelectorAll("figure[data-run]");
@@ -103,7 +112,8 @@
       if (!sheets.has(key)) sheets.set(key, decode(url));
       return sheets.get(key);
     };
-    let shown = [], current = 0, playing = false, last = 0, drawing = 0;
+    // The first frame is equal for all; halfway there is something to see.
+    let shown = [], current = Math.floor(data.steps.length / 2), playing = false, last = 0, drawing = 0;
 
     const addTile = (title, paint, note) => {
       const tile = element("figure", "tile"), canvas = element("canvas"), caption = element("figcaption");
@@ -166,12 +176,17 @@
       requestAnimationFrame(tick);
     };
     const setPlaying = (value) => {
+      if (playing === value) return;
       playing = value;
       play.textContent = playing ? "Pause" : "Play";
       play.setAttribute("aria-pressed", String(playing));
       if (playing) { last = 0; requestAnimationFrame(tick); }
     };
-    const pauseAt = (index) => { setPlaying(false); go(index); };
+    // It plays by itself while it can be seen, until the reader takes over; not for those who want less motion.
+    const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
+    const watcher = new IntersectionObserver((entries) => setPlaying(entries.at(-1).isIntersecting && !calm.matches), { threshold: 0.3 });
+    const toggle = () => { watcher.disconnect(); setPlaying(!playing); };
+    const pauseAt = (index) => { watcher.disconnect(); setPlaying(false); go(index); };
 
     data.models.forEach((model, n) => {
       const label = element("label"), input = element("input");
@@ -198,7 +213,7 @@
 
     frame.max = String(data.steps.length - 1);
     frame.addEventListener("input", () => pauseAt(Number(frame.value)));
-    play.addEventListener("click", () => setPlaying(!playing));
+    play.addEventListener("click", toggle);
     find(".back").addEventListener("click", () => pauseAt(current - 1));
     find(".next").addEventListener("click", () => pauseAt(current + 1));
     const nudge = (by) => { speed.value = String(Number(speed.value) + by); };
@@ -208,10 +223,10 @@
       const keys = {
         "+": () => nudge(1),
         "-": () => nudge(-1),
-        k: () => setPlaying(!playing),
+        k: toggle,
       };
       if (!control) Object.assign(keys, {
-        " ": () => setPlaying(!playing),
+        " ": toggle,
         ArrowRight: () => pauseAt(current + 1),
         ArrowLeft: () => pauseAt(current - 1),
         Home: () => pauseAt(0),
@@ -221,7 +236,7 @@
       event.preventDefault();
       keys[event.key]();
     });
-    build();
+    build().then(() => watcher.observe(tiles));
   };
   document.querySelectorAll("section.player").forEach(startPlayer);
 })();

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from ergoflow.report.canvas import INK, PALETTE, add_colorbar, add_grid, new_figure, set_title, shrink
-from ergoflow.report.maps import SCALE_QUANTILE, draw_field, label_row, leave_blank, percent_text, upright
+from ergoflow.report.board import draw_field, draw_scale, label_row, new_board, write_title
+from ergoflow.report.canvas import INK, PALETTE, add_grid, new_figure, set_title, shrink
+from ergoflow.report.maps import SCALE_QUANTILE, percent_text, upright
 from ergoflow.report.names import shorten
 
 #: Panels of a map stand in rows of at most this many.
@@ -25,28 +26,23 @@ def draw_energy_errors(
     truth: np.ndarray, models: Mapping[str, np.ndarray | None], *, axes: Sequence[str], side: int
 ) -> Figure:
     """Kinetic energy of the truth, then |TKEp − TKEt|/TKEt of each model in per cent; None is a failed model."""
-    count = 1 + len(models)
-    columns = min(PANELS_PER_ROW, count)
-    rows = -(-count // columns)
-    figure, panels = new_figure(1.9 * columns + 0.8, 2.0 * rows + 0.2, rows=rows, columns=columns)
-    flat = panels.ravel()
     field = shrink(upright(truth, axes), side)
-    energy = draw_field(flat[0], field, "thermal", 0.0, float(field.max()) or 1.0, title="truth")
-    for panel, (name, model) in zip(flat[1:], models.items(), strict=False):
+    columns = min(PANELS_PER_ROW, 1 + len(models))
+    rows, last = -(-(1 + len(models)) // columns), columns - 1
+    board = new_board(rows, columns, width=1.75, shape=field.shape, titled_rows=True, scales=(last, last))
+    energy = draw_field(board, 0, 0, field, "thermal", 0.0, float(field.max()) or 1.0, title="truth")
+    for place, (name, model) in enumerate(models.items(), start=1):
         if model is None:
-            draw_field(panel, np.full_like(field, np.nan), "amp", 0.0, PERCENT_LIMIT, title=f"{shorten(name)}: failed")
-            continue
-        percent = 100 * np.abs(shrink(upright(model, axes), side) - field)
-        percent /= np.maximum(field, PERCENT_FLOOR * field.mean())
-        last = draw_field(
-            panel, percent, "amp", 0.0, PERCENT_LIMIT, title=f"{shorten(name)}, {percent_text(percent.mean())}"
-        )
-    for panel in flat[count:]:
-        panel.set_axis_off()
-    add_colorbar(figure, energy, list(flat), label="TKE of the truth")
+            percent, words = np.full_like(field, np.nan), f"{shorten(name)}: failed"
+        else:
+            percent = 100 * np.abs(shrink(upright(model, axes), side) - field)
+            percent /= np.maximum(field, PERCENT_FLOOR * field.mean())
+            words = f"{shorten(name)}, {percent_text(percent.mean())}"
+        error = draw_field(board, *divmod(place, columns), percent, "amp", 0.0, PERCENT_LIMIT, title=words)
+    draw_scale(board, energy, 0, rows=(0, rows - 1), label="TKE of the truth")
     if any(model is not None for model in models.values()):
-        add_colorbar(figure, last, list(flat), label="|error| (%)", extend="max")
-    return figure
+        draw_scale(board, error, 1, rows=(0, rows - 1), label="|error| (%)", extend="max")
+    return board.figure
 
 
 def draw_forecast_errors(
@@ -56,43 +52,38 @@ def draw_forecast_errors(
 
     Errors are coloured by their logarithm: those of good and bad models stand side by side.
     """
-    rows, columns = len(steps), 1 + len(models)
-    figure, panels = new_figure(1.3 * columns + 1.6, 1.35 * rows + 0.4, rows=rows, columns=columns)
+    rows, last = len(steps), len(models)
     limit = float(np.quantile(np.abs(truth), SCALE_QUANTILE)) or 1.0
+    floor = limit / ERROR_SPAN
     fields = shrink(upright(truth, axes), side)
+    board = new_board(rows, 1 + last, width=1.2, shape=fields.shape[1:], labelled=True, scales=(last, last))
     for row, step in enumerate(steps):
-        image = draw_field(panels[row, 0], fields[row], "balance", -limit, limit, title="" if row else "truth")
-        label_row(panels[row, 0], f"step {int(step)}")
+        image = draw_field(board, row, 0, fields[row], "balance", -limit, limit, title="" if row else "truth")
+        label_row(board, row, f"step {int(step)}")
     for column, (name, model) in enumerate(models.items(), start=1):
-        errors = np.abs(shrink(upright(model, axes), side) - fields)
+        errors = np.maximum(np.abs(shrink(upright(model, axes), side) - fields), floor)
         for row in range(rows):
-            field, title = np.maximum(errors[row], limit / ERROR_SPAN), "" if row else shorten(name)
-            error = draw_field(
-                panels[row, column], field, "amp", limit / ERROR_SPAN, limit, title=title, logarithmic=True
-            )
-    add_colorbar(figure, image, list(panels.ravel()), label="truth", extend="both")
+            title = "" if row else shorten(name)
+            error = draw_field(board, row, column, errors[row], "amp", floor, limit, title=title, logarithmic=True)
+    draw_scale(board, image, 0, rows=(0, rows - 1), label="truth", extend="both")
     if models:
-        add_colorbar(figure, error, list(panels.ravel()), label="|error|", extend="both")
-    return figure
+        draw_scale(board, error, 1, rows=(0, rows - 1), label="|error|", extend="both")
+    return board.figure
 
 
 def draw_bandwidths(kernels: Mapping[str, Mapping[str, np.ndarray]], *, side: int) -> Figure:
     """One attention map (S, S) per block (rows) and σ (columns), each on its own symmetric scale."""
     blocks = list(dict.fromkeys(block for maps in kernels.values() for block in maps))
-    figure, panels = new_figure(
-        1.7 * len(kernels) + 0.5, 1.75 * len(blocks) + 0.3, rows=len(blocks), columns=len(kernels)
-    )
+    board = new_board(len(blocks), len(kernels), width=1.6, shape=(1, 1), labelled=True)
     for column, (name, maps) in enumerate(kernels.items()):
+        write_title(board, 0, column, name)
         for row, block in enumerate(blocks):
-            panel, title = panels[row, column], name if row == 0 else ""
-            if block not in maps:
-                leave_blank(panel, title)
-                continue
-            limit = float(np.abs(maps[block]).max()) or 1.0
-            draw_field(panel, shrink(maps[block], side), "balance", -limit, limit, title=title)
+            if block in maps:
+                limit = float(np.abs(maps[block]).max()) or 1.0
+                draw_field(board, row, column, shrink(maps[block], side), "balance", -limit, limit)
     for row, block in enumerate(blocks):
-        label_row(panels[row, 0], block)
-    return figure
+        label_row(board, row, block)
+    return board.figure
 
 
 def draw_lorenz(orbits: Mapping[str, np.ndarray], estimates: Mapping[str, np.ndarray], *, reference: float) -> Figure:

@@ -77,11 +77,13 @@ def _any_glyph() -> Iterator[None]:
 def _with_palette(match: re.Match[str]) -> str:
     """A base64 PNG of at most 256 colours, none transparent, with a byte per pixel for four; others as they are."""
     image = Image.open(io.BytesIO(base64.b64decode(match.group())))
-    pixels = np.asarray(image.convert("RGBA"))
-    colors, index = np.unique(pixels.reshape(-1, 4), axis=0, return_inverse=True)
+    # A pixel as one number: whole numbers are sorted much faster than rows of four.
+    pixels = np.asarray(image.convert("RGBA")).view(">u4")[..., 0]
+    numbers, index = np.unique(pixels, return_inverse=True)
+    colors = numbers[:, None].view(np.uint8)  # (colours, 4)
     if len(colors) > 256 or colors[:, 3].min() < 255:
         return match.group().strip()
-    small = Image.fromarray(index.reshape(pixels.shape[:2]).astype(np.uint8))
+    small = Image.fromarray(index.reshape(pixels.shape).astype(np.uint8))
     small.putpalette(np.ascontiguousarray(colors[:, :3]).tobytes())
     stream = io.BytesIO()
     small.save(stream, format="png", optimize=True)

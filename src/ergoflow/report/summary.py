@@ -19,12 +19,13 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One number on top of the page: what it is, its value, and what to hold it against."""
+    """One number on top of the page: what it is, its value, and what to hold it against; `metric` None is no score."""
 
     label: str
     value: str
     note: str
     verdict: str | None = None
+    metric: str | None = None
 
 
 def best_first(groups: Sequence[RunGroup]) -> list[RunGroup]:
@@ -85,8 +86,15 @@ def cards(table: Table, groups: Sequence[RunGroup]) -> tuple[Card, ...]:
     for column in table.headlines[:MAX_METRIC_CARDS]:
         cell = row.cells.get(column.key)
         if cell is not None:
-            note = _context(table, column.key)
-            found.append(Card(label=column.label, value=number(cell.value), note=note, verdict=cell.verdict))
+            found.append(
+                Card(
+                    label=column.label,
+                    value=number(cell.value),
+                    note=_context(table, column.key),
+                    verdict=cell.verdict,
+                    metric=column.key,
+                )
+            )
     scores = group.first.scores
     train = scores["timings"].get("train_s")
     note = "training time not recorded" if train is None else f"trained in {duration(train)}"
