@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 import ergoflow
-from ergoflow.config import Recipe, override
+from ergoflow.config import Recipe, load_recipe, override
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
 from ergoflow.metrics import StatisticsResult
 from ergoflow.models.convnext import ConvNeXtConfig
@@ -27,7 +27,7 @@ from ergoflow.pipeline.exponents import measure_exponents
 from ergoflow.pipeline.predict import kept_steps, predict
 from ergoflow.pipeline.reference import load_reference, skipped_frames
 from ergoflow.pipeline.report import report
-from ergoflow.pipeline.runs import RunFacts, normalizer_of, open_store, write_run
+from ergoflow.pipeline.runs import RunFacts, is_trained, normalizer_of, open_store, write_run
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
@@ -35,6 +35,7 @@ from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace, pick_device
 from ergoflow.recipes import find_recipe
+from ergoflow.training.loop import Loop
 
 CPU = torch.device("cpu")
 TINY = [
@@ -237,6 +238,32 @@ def test_a_setting_that_cannot_be_trained_with_does_not_cost_the_earlier_run(
         with pytest.raises(ValueError, match=reason):
             train(recipe, workspace, seed=6, device=CPU, console=console())
         assert not workspace.run("kf64-a3m", 6).exists()
+
+
+def test_a_refused_resumption_leaves_the_run_as_it_was(workspace: Workspace, scored: Path) -> None:
+    before = {name: (scored / name).read_bytes() for name in ("recipe.json", "training.json", "state/state.pt")}
+    with pytest.raises(ValueError, match="must keep its batch size"):
+        train(tiny("training.batch_size=3"), workspace, seed=0, device=CPU, console=console(), resume=True)
+    assert {name: (scored / name).read_bytes() for name in before} == before
+
+
+def test_a_complete_run_that_trains_on_is_incomplete_until_its_new_end(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "name=kf64-a3m-further"
+    folder = train(tiny("training.max_steps=2", name), workspace, seed=0, device=CPU, console=console())
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "checkpoint", _power_failure)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny("training.max_steps=4", name), workspace, seed=0, device=CPU, console=console(), resume=True)
+    assert not is_trained(folder)
+    assert load_recipe(folder / "recipe.json").training.max_steps == 4
+    train(tiny("training.max_steps=4", name), workspace, seed=0, device=CPU, console=console(), resume=True)
+    assert is_trained(folder)
+
+
+def _power_failure(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_scores_are_never_those_of_earlier_weights(workspace: Workspace) -> None:

@@ -34,6 +34,8 @@ from ergoflow.training.dissipation import DissipativeStep, state_norm
 from ergoflow.training.stepper import NormalizedStep, PhysicalStep
 
 RUN_FORMAT = 1
+# Its presence means that training is complete.
+SUMMARY_FILE = "training.json"
 # Neighbouring frames have nearly the same norm.
 RADIUS_STRIDE = 10
 
@@ -211,7 +213,7 @@ def require_same_run(folder: Path, recipe: Recipe) -> None:
 
 def is_trained(folder: Path) -> bool:
     """Whether the training of a run reached its end."""
-    return (folder / "training.json").exists() and (folder / WEIGHTS_FILE).exists()
+    return (folder / SUMMARY_FILE).exists() and (folder / WEIGHTS_FILE).exists()
 
 
 def weights_digest(folder: Path) -> str:
