@@ -450,12 +450,41 @@ def test_exponents_of_the_solver_are_those_of_the_attractor_whatever_points_are_
     assert exponents[1] == pytest.approx(exponents[0], abs=1e-3 * np.abs(exponents[0]).max())
 
 
+@pytest.mark.parametrize(
+    ("file", "verb", "remedy"),
+    [
+        ("runs/kf64-a3m/seed0/run.json", "predict", "train the run anew"),
+        ("runs/kf64-a3m/seed0/rollout/statistics.npz", "score", "run `ergoflow predict` again"),
+        ("runs/kf64-a3m/seed0/rollout/rollout.json", "score", "run the verb that writes it again"),
+        ("runs/kf64-a3m/seed0/scores.json", "report", "run `ergoflow score` again"),
+        ("runs/kf64-a3m/seed0/curves.npz", "report", "run `ergoflow score` again"),
+        ("data/kf64/reference-*.npz", "predict", "remove it"),
+        ("data/kf64/dataset.json", "simulate", "simulate it again"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_makes_it_anew(
+    scored: Path, workspace: Workspace, tmp_path: Path, file: str, verb: str, remedy: str
+) -> None:
+    space = Workspace(shutil.copytree(workspace.root, tmp_path / "copy", symlinks=True))
+    for path in space.root.glob(file):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    where = {"device": CPU, "console": console()}
+    verbs: dict[str, Callable[[], object]] = {
+        "simulate": lambda: simulate(tiny().dataset, space, **where),
+        "predict": lambda: predict(tiny(), space, seed=0, **where),
+        "score": lambda: score(tiny(), space, seed=0, **where),
+        "report": lambda: report(space, title="x", console=console()),
+    }
+    with pytest.raises(ValueError, match=f"{Path(file).name.replace('*', '.*')} must be a whole .*{remedy}"):
+        verbs[verb]()
+
+
 def test_missing_inputs_name_the_verb_that_makes_them(tmp_path: Path, workspace: Workspace) -> None:
-    with pytest.raises(ValueError, match="run `ergoflow simulate kf64`"):
+    with pytest.raises(ValueError, match="run `ergoflow simulate` with this recipe"):
         train(tiny(), Workspace(tmp_path), seed=0, device=CPU, console=console())
     with pytest.raises(ValueError, match="ergoflow train"):
         predict(tiny(), workspace, seed=99, device=CPU, console=console())
-    with pytest.raises(ValueError, match="ergoflow predict kf64-a3m --seed 98"):
+    with pytest.raises(ValueError, match="run `ergoflow predict` with this recipe and seed"):
         score(tiny(), workspace, seed=98, device=CPU, console=console())
     with pytest.raises(ValueError, match="ergoflow score"):
         report(Workspace(tmp_path), title="x", console=Console(quiet=True))

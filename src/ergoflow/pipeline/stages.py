@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from ergoflow.config import Recipe, to_dict
+from ergoflow.data.files import read_json
 from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.runs import is_of_these_weights, is_trained, require_same_run
 from ergoflow.pipeline.score import score
@@ -35,7 +35,7 @@ def is_rolled_out(folder: Path, recipe: Recipe) -> bool:
     path = folder / "rollout" / "rollout.json"
     if not path.exists():
         return False
-    facts = json.loads(path.read_text())
+    facts = read_json(path, remedy="remove it to roll out again")
     return facts["evaluation"] == to_dict(recipe.evaluation) and is_of_these_weights(folder, facts)
 
 
