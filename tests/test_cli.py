@@ -59,6 +59,7 @@ def test_recipes_lists_the_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: py
     [
         (["train", "kf64-a4m"], "did you mean kf64-a3m"),
         (["train"], "a recipe is needed"),
+        (["train", "kf128"], "got the data set kf128; choose one on it, such as kf128-a3m"),
         (["train", "kf64-a3m", "--recipe", "kf128-a3m"], "drop one of them"),
         (["train", "kf64-a3m", "--set", "training.epoch=5"], "did you mean epochs"),
         (["train", "kf64-a3m", "--set", "training.epochs=many"], "must be of type int"),
@@ -73,6 +74,7 @@ def test_recipes_lists_the_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["reproduce", "mini", "--budget", "4m,3m"], "one duration, and others by data set"),
         (["reproduce", "mini", "--budget", "4m,kf46=3m"], "did you mean kf64"),
         (["report", "--document", "x.md"], "name one with --results"),
+        (["report", "--results", "nowhere"], "got nowhere, which is none"),
         (["bench", "ops", "--recipe", "kf64-mno"], "name a recipe of a3m"),
         (["simulate", "kf64", "--set", "dataset.flow.grid=[63,64]"], "choose 62 or 64"),
         (["simulate", "kf64", "--precision", "half"], "float32 or float64"),

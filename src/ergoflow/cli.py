@@ -295,6 +295,10 @@ def report(
 
     if files and results is None:
         raise ValueError("--document is made of cells, got no folder of them; name one with --results")
+    if results is not None and not results.is_dir():
+        raise ValueError(
+            f"--results must be a folder of cells, got {results}, which is none; check the path or drop it"
+        )
     console, place = _console(), _workspace(root)
     for file in files or ():
         assert results is not None
