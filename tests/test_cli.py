@@ -104,6 +104,20 @@ def test_bad_input_is_one_clear_line(
     assert not list(tmp_path.rglob("*")), "nothing is left behind"
 
 
+def test_ctrl_c_is_one_line_that_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ergoflow.pipeline.simulate.simulate", _pressed)
+    code, _, err = run(monkeypatch, capsys, "simulate", "kf64")
+    assert (code, len(err.splitlines())) == (130, 1)
+    assert "the same command makes the rest" in err
+
+
+def _pressed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_root_that_is_a_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import torch
 import typer
@@ -33,6 +33,8 @@ from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, fi
 
 # Parameters of mallopt, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+# Exit code after Ctrl-C, as shells have it; typer returns it in place of the exception.
+STOPPED = 130
 # Newer typers carry click inside, older ones use the installed one; the public BadParameter derives from either.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
 
@@ -463,15 +465,16 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        code = STOPPED
     except _UsageError as error:
         _fail(error.format_message())
     except USER_ERRORS as error:
         if "ERGOFLOW_TRACEBACK" in os.environ:
             raise
         _fail(str(error))
-    else:
-        sys.exit(code if isinstance(code, int) else 0)
+    if code == STOPPED:
+        sys.stderr.write("stopped: what is whole is kept, and the same command makes the rest\n")
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _keep_freed_memory() -> None:
@@ -486,7 +489,7 @@ def _keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
     sys.exit(2)
 
