@@ -36,6 +36,7 @@ from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace, pick_device
 from ergoflow.recipes import find_recipe
 from ergoflow.training.loop import Loop
+from ergoflow.training.trainer import TrainingInterrupted
 
 CPU = torch.device("cpu")
 TINY = [
@@ -257,13 +258,23 @@ def test_a_complete_run_that_trains_on_is_incomplete_until_its_new_end(
         with pytest.raises(KeyboardInterrupt):
             train(tiny("training.max_steps=4", name), workspace, seed=0, device=CPU, console=console(), resume=True)
     assert not is_trained(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("ergoflow.pipeline.stages.train", _stopped)
+        with pytest.raises(TrainingInterrupted, match=r"kf64-a3m-further, seed 0, .*; the same command goes on from"):
+            run_one(tiny("training.max_steps=4", name), workspace, seed=0, device=CPU, console=console())
     assert load_recipe(folder / "recipe.json").training.max_steps == 4
-    train(tiny("training.max_steps=4", name), workspace, seed=0, device=CPU, console=console(), resume=True)
-    assert is_trained(folder)
+    for steps in (4, 3):  # the second finds nothing to do
+        train(tiny(f"training.max_steps={steps}", name), workspace, seed=0, device=CPU, console=console(), resume=True)
+        assert is_trained(folder)
+        assert load_recipe(folder / "recipe.json").training.max_steps == steps
 
 
 def _power_failure(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def _stopped(*_: object, **__: object) -> None:
+    raise TrainingInterrupted("run the same command with --resume to continue")
 
 
 def test_scores_are_never_those_of_earlier_weights(workspace: Workspace) -> None:

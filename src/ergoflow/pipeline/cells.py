@@ -42,8 +42,8 @@ def list_cells(results: Path) -> list[Path]:
     return sorted(path for path in results.glob("*/seed*.json") if path.with_suffix(".npz").exists())
 
 
-def write_cell(folder: Path, results: Path) -> Path:
-    """Write the cell of a scored run folder and return its path."""
+def write_cell(folder: Path, results: Path, recipe: Recipe) -> Path:
+    """Write the cell of a scored run folder and return its path; `recipe` is what it was trained and scored by."""
     scores = _read(folder / "scores.json")
     path = cell_path(results, scores["name"], scores["seed"])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def write_cell(folder: Path, results: Path) -> Path:
         path,
         {
             "format": CELL_FORMAT,
-            "recipe": _read(folder / "recipe.json"),
+            "recipe": to_dict(recipe),
             "scores": scores,
             "training": _read(folder / "training.json"),
             "log": _log(folder / "log.jsonl"),

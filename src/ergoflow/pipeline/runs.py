@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,10 +200,10 @@ def read_facts(folder: Path) -> RunFacts:
     )
 
 
-def require_same_run(folder: Path, recipe: Recipe) -> None:
-    """Refuse a recipe whose data, task or model is not the one the run was trained with."""
+def require_same_run(folder: Path, recipe: Recipe, *, parts: Sequence[str] = ("dataset", "task", "model")) -> None:
+    """Refuse a recipe whose data, task or model (or other parts) are not those the run was trained with."""
     stored = load_recipe(folder / "recipe.json")
-    for part in ("dataset", "task", "model"):
+    for part in parts:
         known, asked = to_dict(getattr(stored, part)), to_dict(getattr(recipe, part))
         for key in known:
             if known[key] != asked.get(key):

@@ -14,6 +14,7 @@ from ergoflow.pipeline.runs import is_of_these_weights, is_trained, require_same
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.workspace import Workspace
+from ergoflow.training.trainer import TrainingInterrupted
 
 
 def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> Path:
@@ -21,13 +22,27 @@ def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.de
     folder = workspace.run(recipe.name, seed)
     if (folder / "recipe.json").exists():
         require_same_run(folder, recipe)
-    if not is_trained(folder):
-        train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())
+    if is_trained(folder):
+        require_same_run(folder, recipe, parts=("objective", "training"))
+    else:
+        _train(recipe, workspace, seed=seed, device=device, console=console)
     if not is_rolled_out(folder, recipe):
         predict(recipe, workspace, seed=seed, device=device, console=console)
     if not is_scored(folder):
         score(recipe, workspace, seed=seed, device=device, console=console)
     return folder
+
+
+def _train(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> None:
+    """Train from the beginning or from the last checkpoint; whoever calls does the same, so that is the advice."""
+    folder = workspace.run(recipe.name, seed)
+    try:
+        train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())
+    except TrainingInterrupted as error:
+        raise TrainingInterrupted(
+            f"the training of {recipe.name}, seed {seed}, was stopped; its checkpoint is in {folder}; "
+            "the same command goes on from there"
+        ) from error
 
 
 def is_rolled_out(folder: Path, recipe: Recipe) -> bool:

@@ -97,6 +97,7 @@ def train(
         else:
             result = _fill(step, store, normalizer, folder)
         if context.is_main:
+            begin()  # a run that was at its end already had no update
             _write_summary(folder, recipe, step, result, context)
     return folder
 
