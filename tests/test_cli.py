@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ergoflow.cli import main
@@ -116,6 +117,19 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(
 
 def _pressed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_path_is_printed_on_one_line_however_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    array = np.random.default_rng(0).standard_normal((4, 3, 8, 8))
+    np.save(tmp_path / "mine.npy", array)
+    root = tmp_path / "a folder with a name longer than a line of a narrow terminal"
+    words = ("import", "mine", str(tmp_path / "mine.npy"), "--fields", "u", "--frame-seconds", "1", "--root", str(root))
+    code, out, _ = run(monkeypatch, capsys, *words)
+    assert code == 0
+    assert f"go on with `ergoflow train {root / 'mine.json'}`" in out
 
 
 def test_root_that_is_a_file_is_refused(

@@ -136,7 +136,7 @@ def simulate(
     console = _console()
     place = _workspace(root)
     folder = run(dataset, place, device=pick_device(device), console=console, dtype=dtypes[precision], minutes=minutes)
-    console.print(f"data set {dataset.name}, {completeness(dataset, folder)}, is in {folder}")
+    console.print(f"data set {dataset.name}, {completeness(dataset, folder)}, is in {folder}", soft_wrap=True)
 
 
 @app.command("import")
@@ -172,7 +172,8 @@ def import_data(
     if file.is_dir():
         folder, recipe = import_folder(file, name, place)
         console.print(
-            f"data set {name} is linked in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`"
+            f"data set {name} is linked in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`",
+            soft_wrap=True,
         )
         return
     if fields is None or frame_seconds is None:
@@ -191,7 +192,9 @@ def import_data(
     if len(shares) != 2 or not 0 < min(shares) <= sum(shares) < 1:
         raise ValueError(f"--split must be two parts that leave some to train, such as 0.1,0.2, got {split!r}")
     folder, recipe = import_arrays(file, description, place, shares=(shares[0], shares[1]), console=console)
-    console.print(f"data set {name} is in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`")
+    console.print(
+        f"data set {name} is in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`", soft_wrap=True
+    )
 
 
 @app.command()
@@ -222,7 +225,7 @@ def train(
         resume=resume,
         overwrite=overwrite,
     )
-    console.print(f"model of {chosen.name}, seed {seed}, is in {folder}")
+    console.print(f"model of {chosen.name}, seed {seed}, is in {folder}", soft_wrap=True)
 
 
 @app.command()
@@ -253,7 +256,7 @@ def predict(
         console=console,
         video=video,
     )
-    console.print(f"roll-out is in {folder}" + (f", video in {video}" if video else ""))
+    console.print(f"roll-out is in {folder}" + (f", video in {video}" if video else ""), soft_wrap=True)
 
 
 @app.command()
@@ -305,10 +308,10 @@ def report(
     for file in files or ():
         assert results is not None
         document(results, file)
-        console.print(f"document: {file}")
+        console.print(f"document: {file}", soft_wrap=True)
     # A document says what has not been run; a page of nothing would be a mistake.
     if not files or place.scored_runs() or (results is not None and list_cells(results)):
-        console.print(f"report: {run(place, title=title, console=console, results=results)}")
+        console.print(f"report: {run(place, title=title, console=console, results=results)}", soft_wrap=True)
 
 
 @app.command()
@@ -326,7 +329,9 @@ def export(
 
     chosen, place = find_recipe(_one(name, recipe)).name, _workspace(root)
     path = export_model(place.run(chosen, seed), place.root / "models" / chosen if output is None else output)
-    _console().print(f"model: {path} ({path.stat().st_size / 1e3:,.0f} kB); ergoflow.load({str(path.parent)!r})")
+    _console().print(
+        f"model: {path} ({path.stat().st_size / 1e3:,.0f} kB); ergoflow.load({str(path.parent)!r})", soft_wrap=True
+    )
 
 
 @app.command()
@@ -414,7 +419,7 @@ def reproduce(
         parts=parts,
         within=None if within is None else minutes_of("--within", within),
     )
-    console.print(f"{'report' if page.suffix else 'results'}: {page}")
+    console.print(f"{'report' if page.suffix else 'results'}: {page}", soft_wrap=True)
 
 
 @app.command()
