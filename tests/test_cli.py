@@ -115,6 +115,21 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(
     assert "the same command makes the rest" in err
 
 
+def test_a_folder_without_rights_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "locked/data")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ergoflow.pipeline.simulate.simulate", refuse)
+    code, _, err = run(monkeypatch, capsys, "simulate", "kf64")
+    assert (code, err) == (
+        2,
+        "error: no right to read or write locked/data; change its rights or choose another --root\n",
+    )
+
+
 def _pressed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 

@@ -476,6 +476,8 @@ def main() -> None:
     except USER_ERRORS as error:
         if "ERGOFLOW_TRACEBACK" in os.environ:
             raise
+        if isinstance(error, PermissionError):
+            _fail(f"no right to read or write {error.filename}; change its rights or choose another --root")
         _fail(str(error))
     if code == STOPPED:
         sys.stderr.write("stopped: what is whole is kept, and the same command makes the rest\n")
