@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ergoflow.cli import main
@@ -59,13 +60,14 @@ def test_recipes_lists_the_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: py
     [
         (["train", "kf64-a4m"], "did you mean kf64-a3m"),
         (["train"], "a recipe is needed"),
+        (["train", "kf128"], "got the data set kf128; choose one on it, such as kf128-a3m"),
         (["train", "kf64-a3m", "--recipe", "kf128-a3m"], "drop one of them"),
         (["train", "kf64-a3m", "--set", "training.epoch=5"], "did you mean epochs"),
         (["train", "kf64-a3m", "--set", "training.epochs=many"], "must be of type int"),
         (["train", "kf64-a3m", "--device", "gpu"], "the device must be auto, cpu, cuda"),
         (["train", "kf64-a3m", "--precision", "fp8"], "must be one of fp32, bf16"),
         (["train", "kf64-a3m", "--seed", "-1"], "--seed"),
-        (["train", "kf64-a3m"], "run `ergoflow simulate kf64`"),
+        (["train", "kf64-a3m"], "run `ergoflow simulate` with this recipe"),
         (["train", "no/such.json"], "there is none"),
         (["simulate", "kf46"], "did you mean kf64"),
         (["reproduce", "tabel1"], "did you mean table1"),
@@ -74,11 +76,12 @@ def test_recipes_lists_the_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["reproduce", "mini", "--budget", "4m,kf46=3m"], "did you mean kf64"),
         (["report", "--document", "x.md"], "name one with --results"),
         (["report", "--no-page"], "name one with --document"),
+        (["report", "--results", "nowhere"], "got nowhere, which is none"),
         (["bench", "ops", "--recipe", "kf64-mno"], "name a recipe of a3m"),
         (["simulate", "kf64", "--set", "dataset.flow.grid=[63,64]"], "choose 62 or 64"),
         (["simulate", "kf64", "--precision", "half"], "float32 or float64"),
         (["predict", "kf64-a3m", "--steps", "0"], "--steps"),
-        (["score", "kf64-a3m"], "run `ergoflow simulate kf64`"),
+        (["score", "kf64-a3m"], "run `ergoflow simulate` with this recipe"),
         (["report"], "run `ergoflow score RECIPE` first"),
         (["verify", "nowhere"], "not a folder"),
         (["bench", "everything"], "choose one of them"),
@@ -101,6 +104,48 @@ def test_bad_input_is_one_clear_line(
     assert lines[0].startswith("error: ")
     assert expected in lines[0]
     assert not list(tmp_path.rglob("*")), "nothing is left behind"
+
+
+def test_ctrl_c_is_one_line_that_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ergoflow.pipeline.simulate.simulate", _pressed)
+    code, _, err = run(monkeypatch, capsys, "simulate", "kf64")
+    assert (code, len(err.splitlines())) == (130, 1)
+    assert "the same command makes the rest" in err
+
+
+def test_a_folder_without_rights_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "locked/data")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ergoflow.pipeline.simulate.simulate", refuse)
+    code, _, err = run(monkeypatch, capsys, "simulate", "kf64")
+    assert (code, err) == (
+        2,
+        "error: no right to read or write locked/data; change its rights or choose another --root\n",
+    )
+
+
+def _pressed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_path_is_printed_on_one_line_however_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    array = np.random.default_rng(0).standard_normal((4, 3, 8, 8))
+    np.save(tmp_path / "mine.npy", array)
+    root = tmp_path / "a folder with a name longer than a line of a narrow terminal"
+    words = ("import", "mine", str(tmp_path / "mine.npy"), "--fields", "u", "--frame-seconds", "1", "--root", str(root))
+    code, out, _ = run(monkeypatch, capsys, *words)
+    assert code == 0
+    assert f"go on with `ergoflow train {root / 'mine.json'}`" in out
 
 
 def test_root_that_is_a_file_is_refused(

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import torch
 import typer
@@ -29,6 +29,8 @@ from ergoflow.pipeline.words import budget_of, minutes_of, number_list, seed_lis
 from ergoflow.pipeline.workspace import Workspace, pick_device
 from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, find_recipes
 
+# Exit code after Ctrl-C, as shells have it; typer returns it in place of the exception.
+STOPPED = 130
 # Newer typers carry click inside, older ones use the installed one; the public BadParameter derives from either.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
 
@@ -130,7 +132,7 @@ def simulate(
     console = _console()
     place = _workspace(root)
     folder = run(dataset, place, device=pick_device(device), console=console, dtype=dtypes[precision], minutes=minutes)
-    console.print(f"data set {dataset.name}, {completeness(dataset, folder)}, is in {folder}")
+    console.print(f"data set {dataset.name}, {completeness(dataset, folder)}, is in {folder}", soft_wrap=True)
 
 
 @app.command("import")
@@ -166,7 +168,8 @@ def import_data(
     if file.is_dir():
         folder, recipe = import_folder(file, name, place)
         console.print(
-            f"data set {name} is linked in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`"
+            f"data set {name} is linked in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`",
+            soft_wrap=True,
         )
         return
     if fields is None or frame_seconds is None:
@@ -185,7 +188,9 @@ def import_data(
     if len(shares) != 2 or not 0 < min(shares) <= sum(shares) < 1:
         raise ValueError(f"--split must be two parts that leave some to train, such as 0.1,0.2, got {split!r}")
     folder, recipe = import_arrays(file, description, place, shares=(shares[0], shares[1]), console=console)
-    console.print(f"data set {name} is in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`")
+    console.print(
+        f"data set {name} is in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`", soft_wrap=True
+    )
 
 
 @app.command()
@@ -216,7 +221,7 @@ def train(
         resume=resume,
         overwrite=overwrite,
     )
-    console.print(f"model of {chosen.name}, seed {seed}, is in {folder}")
+    console.print(f"model of {chosen.name}, seed {seed}, is in {folder}", soft_wrap=True)
 
 
 @app.command()
@@ -247,7 +252,7 @@ def predict(
         console=console,
         video=video,
     )
-    console.print(f"roll-out is in {folder}" + (f", video in {video}" if video else ""))
+    console.print(f"roll-out is in {folder}" + (f", video in {video}" if video else ""), soft_wrap=True)
 
 
 @app.command()
@@ -293,17 +298,21 @@ def report(
         raise ValueError("--document is made of cells, got no folder of them; name one with --results")
     if documents_alone and not files:
         raise ValueError("--no-page leaves the documents, got none of them; name one with --document")
+    if results is not None and not results.is_dir():
+        raise ValueError(
+            f"--results must be a folder of cells, got {results}, which is none; check the path or drop it"
+        )
     console, place = _console(), _workspace(root)
     if files and results is not None:
         from ergoflow.pipeline.document import document
 
         for file in files:
             document(results, file)
-            console.print(f"document: {file}")
+            console.print(f"document: {file}", soft_wrap=True)
     # A document says what has not been run; a page of nothing would be a mistake.
     shown = place.scored_runs() or (results is not None and list_cells(results))
     if not documents_alone and (shown or not files):
-        console.print(f"report: {run(place, title=title, console=console, results=results)}")
+        console.print(f"report: {run(place, title=title, console=console, results=results)}", soft_wrap=True)
 
 
 @app.command()
@@ -321,7 +330,9 @@ def export(
 
     chosen, place = find_recipe(_one(name, recipe)).name, _workspace(root)
     path = export_model(place.run(chosen, seed), place.root / "models" / chosen if output is None else output)
-    _console().print(f"model: {path} ({path.stat().st_size / 1e3:,.0f} kB); ergoflow.load({str(path.parent)!r})")
+    _console().print(
+        f"model: {path} ({path.stat().st_size / 1e3:,.0f} kB); ergoflow.load({str(path.parent)!r})", soft_wrap=True
+    )
 
 
 @app.command()
@@ -409,7 +420,7 @@ def reproduce(
         parts=parts,
         within=None if within is None else minutes_of("--within", within),
     )
-    console.print(f"{'report' if page.suffix else 'results'}: {page}")
+    console.print(f"{'report' if page.suffix else 'results'}: {page}", soft_wrap=True)
 
 
 @app.command()
@@ -459,18 +470,21 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        code = STOPPED
     except _UsageError as error:
         _fail(error.format_message())
     except USER_ERRORS as error:
         if "ERGOFLOW_TRACEBACK" in os.environ:
             raise
+        if isinstance(error, PermissionError):
+            _fail(f"no right to read or write {error.filename}; change its rights or choose another --root")
         _fail(str(error))
-    else:
-        sys.exit(code if isinstance(code, int) else 0)
+    if code == STOPPED:
+        sys.stderr.write("stopped: what is whole is kept, and the same command makes the rest\n")
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
     sys.exit(2)
 

@@ -5,14 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ergoflow.data.files import (
     TEMPORARY_SUFFIX,
     find_leftovers,
+    read_json,
+    read_npz,
     remove_leftovers,
     replace_atomically,
     write_bytes_atomic,
+    write_npz_atomic,
     write_text_atomic,
 )
 
@@ -97,3 +101,19 @@ def test_the_file_of_a_living_writer_is_not_a_leftover(tmp_path: Path) -> None:
         assert other.stdout.strip() == "[]"
         assert temporary.exists()
     assert (tmp_path / "a.txt").read_text() == "half"
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"a": [1', b"PK\x03\x04 cut short", b"\xff\xfe"])
+def test_a_file_that_is_missing_or_damaged_is_named_with_the_remedy(tmp_path: Path, content: bytes | None) -> None:
+    for read, name in ((read_json, "a.json"), (read_npz, "a.npz")):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name} must be a whole .*; make it again$"):
+            read(tmp_path / name, remedy="make it again")
+
+
+def test_whole_files_are_read_as_they_were_written(tmp_path: Path) -> None:
+    write_text_atomic(tmp_path / "a.json", '{"a": [1, null]}')
+    write_npz_atomic(tmp_path / "a.npz", {"x": np.arange(3)})
+    assert read_json(tmp_path / "a.json", remedy="") == {"a": [1, None]}
+    assert read_npz(tmp_path / "a.npz", remedy="")["x"].tolist() == [0, 1, 2]

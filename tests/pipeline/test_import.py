@@ -145,13 +145,16 @@ def with_nan() -> np.ndarray:
     [
         (with_nan(), {}, "trajectory 1 of test, frame 3"),
         (waves(3, 12, 8, 8), {}, r"array.reshape\(pieces, frames"),
-        (waves(8, 12, 8, 8), {"fields": ("u",)}, "1 fields, x, y"),
+        (waves(8, 12, 8, 8), {"fields": ("u",)}, r"1 fields, x, y\) .* shape \(8, 12, 2, 8, 8\)"),
         (waves(8, 12, 8, 8), {"axes": ("x",)}, "2 fields, x"),
         (waves(8, 12, 8, 8) * 1j, {}, "of real numbers, got complex128"),
         (waves(8, 12, 8, 8), {"walls": ("z",)}, "axes out of x, y, got z"),
         (waves(8, 12, 8, 8), {"name": "a/b"}, "must be a word without '/'"),
         (waves(8, 12, 8, 8), {"frame_seconds": 0.0}, "must be positive"),
         (np.ones((8, 12, 2, 8, 8)), {}, "drop constant channels"),
+        (waves(8, 1, 8, 8), {}, "at least 2 frames, a state and the next, got 1"),
+        (waves(8, 12, 8, 8) * 1e39, {}, "finite in float32"),
+        (np.array(3.0), {}, r"got float64 of shape \(\)"),
     ],
 )
 def test_what_cannot_be_brought_leaves_nothing_behind(
@@ -188,7 +191,16 @@ def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "content"), [("mine.txt", b""), ("none.npy", None), ("mine.npy", b"not an array")])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("mine.txt", b""),
+        ("none.npy", None),
+        ("mine.npy", b"not an array"),
+        ("empty.npy", b""),
+        ("cut.npz", b"PK\x03\x04"),
+    ],
+)
 def test_a_file_that_holds_no_array_is_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)

@@ -121,6 +121,23 @@ def test_a_run_that_was_scored_elsewhere_in_the_meantime_is_only_gathered(space:
     assert scores.stat().st_mtime_ns == before
 
 
+def test_a_run_trained_in_another_way_does_not_become_a_cell(space: Workspace, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"was trained with training\.max_steps=2, but training\.max_steps=3"):
+        reproduce(
+            [tiny("training.max_steps=3")], space, seeds=[0], results=tmp_path, device=CPU, console=Console(quiet=True)
+        )
+    assert not list_cells(tmp_path)
+
+
+def test_a_cell_holds_the_evaluation_that_was_asked_for(space: Workspace, tmp_path: Path) -> None:
+    root = Workspace(shutil.copytree(space.root, tmp_path / "copy"))
+    shorter = tiny("evaluation.steps=125")
+    for _ in range(2):
+        reproduce([shorter], root, seeds=[0], results=tmp_path, device=CPU, console=Console(quiet=True))
+    cell = json.loads(cell_path(tmp_path, "kf64-a3m", 0).read_text())
+    assert cell["recipe"]["evaluation"]["steps"] == cell["scores"]["rollout_steps"] == 125
+
+
 def test_a_cell_of_other_settings_is_refused_with_the_setting(space: Workspace) -> None:
     path = cell_path(space.root / "results", "kf64-a3m", 0)
     assert is_done(path, tiny())

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 import ergoflow
-from ergoflow.config import Recipe, override
+from ergoflow.config import Recipe, load_recipe, override
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
 from ergoflow.metrics import StatisticsResult
 from ergoflow.models.convnext import ConvNeXtConfig
@@ -27,7 +27,7 @@ from ergoflow.pipeline.exponents import measure_exponents
 from ergoflow.pipeline.predict import kept_steps, predict
 from ergoflow.pipeline.reference import load_reference, skipped_frames
 from ergoflow.pipeline.report import report
-from ergoflow.pipeline.runs import RunFacts, normalizer_of, open_store, write_run
+from ergoflow.pipeline.runs import RunFacts, is_trained, normalizer_of, open_store, write_run
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
@@ -35,6 +35,8 @@ from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace, pick_device
 from ergoflow.recipes import find_recipe
+from ergoflow.training.loop import Loop
+from ergoflow.training.trainer import TrainingInterrupted
 
 CPU = torch.device("cpu")
 TINY = [
@@ -239,6 +241,42 @@ def test_a_setting_that_cannot_be_trained_with_does_not_cost_the_earlier_run(
         assert not workspace.run("kf64-a3m", 6).exists()
 
 
+def test_a_refused_resumption_leaves_the_run_as_it_was(workspace: Workspace, scored: Path) -> None:
+    before = {name: (scored / name).read_bytes() for name in ("recipe.json", "training.json", "state/state.pt")}
+    with pytest.raises(ValueError, match="must keep its batch size"):
+        train(tiny("training.batch_size=3"), workspace, seed=0, device=CPU, console=console(), resume=True)
+    assert {name: (scored / name).read_bytes() for name in before} == before
+
+
+def test_a_complete_run_that_trains_on_is_incomplete_until_its_new_end(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "name=kf64-a3m-further"
+    folder = train(tiny("training.max_steps=2", name), workspace, seed=0, device=CPU, console=console())
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "checkpoint", _power_failure)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny("training.max_steps=4", name), workspace, seed=0, device=CPU, console=console(), resume=True)
+    assert not is_trained(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("ergoflow.pipeline.stages.train", _stopped)
+        with pytest.raises(TrainingInterrupted, match=r"kf64-a3m-further, seed 0, .*; the same command goes on from"):
+            run_one(tiny("training.max_steps=4", name), workspace, seed=0, device=CPU, console=console())
+    assert load_recipe(folder / "recipe.json").training.max_steps == 4
+    for steps in (4, 3):  # the second finds nothing to do
+        train(tiny(f"training.max_steps={steps}", name), workspace, seed=0, device=CPU, console=console(), resume=True)
+        assert is_trained(folder)
+        assert load_recipe(folder / "recipe.json").training.max_steps == steps
+
+
+def _power_failure(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _stopped(*_: object, **__: object) -> None:
+    raise TrainingInterrupted("run the same command with --resume to continue")
+
+
 def test_scores_are_never_those_of_earlier_weights(workspace: Workspace) -> None:
     recipe = tiny("training.max_steps=3", "name=kf64-a3m-longer")
     folder = run_one(recipe, workspace, seed=0, device=CPU, console=console())
@@ -423,12 +461,41 @@ def test_exponents_of_the_solver_are_those_of_the_attractor_whatever_points_are_
     assert exponents[1] == pytest.approx(exponents[0], abs=1e-3 * np.abs(exponents[0]).max())
 
 
+@pytest.mark.parametrize(
+    ("file", "verb", "remedy"),
+    [
+        ("runs/kf64-a3m/seed0/run.json", "predict", "train the run anew"),
+        ("runs/kf64-a3m/seed0/rollout/statistics.npz", "score", "run `ergoflow predict` again"),
+        ("runs/kf64-a3m/seed0/rollout/rollout.json", "score", "run the verb that writes it again"),
+        ("runs/kf64-a3m/seed0/scores.json", "report", "run `ergoflow score` again"),
+        ("runs/kf64-a3m/seed0/curves.npz", "report", "run `ergoflow score` again"),
+        ("data/kf64/reference-*.npz", "predict", "remove it"),
+        ("data/kf64/dataset.json", "simulate", "simulate it again"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_makes_it_anew(
+    scored: Path, workspace: Workspace, tmp_path: Path, file: str, verb: str, remedy: str
+) -> None:
+    space = Workspace(shutil.copytree(workspace.root, tmp_path / "copy", symlinks=True))
+    for path in space.root.glob(file):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    where = {"device": CPU, "console": console()}
+    verbs: dict[str, Callable[[], object]] = {
+        "simulate": lambda: simulate(tiny().dataset, space, **where),
+        "predict": lambda: predict(tiny(), space, seed=0, **where),
+        "score": lambda: score(tiny(), space, seed=0, **where),
+        "report": lambda: report(space, title="x", console=console()),
+    }
+    with pytest.raises(ValueError, match=f"{Path(file).name.replace('*', '.*')} must be a whole .*{remedy}"):
+        verbs[verb]()
+
+
 def test_missing_inputs_name_the_verb_that_makes_them(tmp_path: Path, workspace: Workspace) -> None:
-    with pytest.raises(ValueError, match="run `ergoflow simulate kf64`"):
+    with pytest.raises(ValueError, match="run `ergoflow simulate` with this recipe"):
         train(tiny(), Workspace(tmp_path), seed=0, device=CPU, console=console())
     with pytest.raises(ValueError, match="ergoflow train"):
         predict(tiny(), workspace, seed=99, device=CPU, console=console())
-    with pytest.raises(ValueError, match="ergoflow predict kf64-a3m --seed 98"):
+    with pytest.raises(ValueError, match="run `ergoflow predict` with this recipe and seed"):
         score(tiny(), workspace, seed=98, device=CPU, console=console())
     with pytest.raises(ValueError, match="ergoflow score"):
         report(Workspace(tmp_path), title="x", console=Console(quiet=True))

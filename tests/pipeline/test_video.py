@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore
-from ergoflow.pipeline.video import check_video_path, write_video
+from ergoflow.pipeline.video import check_video, write_video
 
 GRID = (12, 16)
 
@@ -55,6 +55,8 @@ def test_film_shows_truth_prediction_and_error_of_consecutive_steps(tmp_path: Pa
     assert np.ptp(colours[:, 2]) < 40
 
 
-def test_other_endings_are_refused_before_any_work() -> None:
+def test_what_cannot_be_filmed_is_refused_before_any_work() -> None:
     with pytest.raises(ValueError, match=r"must end in \.mp4 or \.gif"):
-        check_video_path(Path("film.avi"))
+        check_video(Path("film.avi"), ("x", "y"))
+    with pytest.raises(ValueError, match="--video shows planes, got states along x; drop it"):
+        check_video(Path("film.gif"), ("x",))

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import secrets
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -61,6 +64,24 @@ def write_npz_atomic(path: str | Path, arrays: Mapping[str, np.ndarray], *, comp
     save: Any = np.savez_compressed if compress else np.savez
     with replace_atomically(path) as temporary, temporary.open("wb") as file:
         save(file, **arrays)
+
+
+def read_json(path: str | Path, *, remedy: str) -> Any:
+    """Return the content of a JSON file; `remedy` ends the error if it is missing or damaged."""
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must be a whole JSON file, but it cannot be read ({error}); {remedy}") from error
+
+
+def read_npz(path: str | Path, *, remedy: str) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file; `remedy` ends the error if it is missing or damaged."""
+    try:
+        # Opened here: NumPy leaves a damaged file open.
+        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            return dict(file.items())
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} must be a whole .npz file, but it cannot be read ({error}); {remedy}") from error
 
 
 def find_leftovers(folder: str | Path) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ergoflow.config import Recipe, from_dict, to_dict
-from ergoflow.data.files import write_npz_atomic
+from ergoflow.data.files import read_json, read_npz, write_npz_atomic
 from ergoflow.pipeline.runs import write_json
 from ergoflow.report.runs import RunView
 
@@ -42,8 +42,8 @@ def list_cells(results: Path) -> list[Path]:
     return sorted(path for path in results.glob("*/seed*.json") if path.with_suffix(".npz").exists())
 
 
-def write_cell(folder: Path, results: Path) -> Path:
-    """Write the cell of a scored run folder and return its path."""
+def write_cell(folder: Path, results: Path, recipe: Recipe) -> Path:
+    """Write the cell of a scored run folder and return its path; `recipe` is what it was trained and scored by."""
     scores = _read(folder / "scores.json")
     path = cell_path(results, scores["name"], scores["seed"])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def write_cell(folder: Path, results: Path) -> Path:
         path,
         {
             "format": CELL_FORMAT,
-            "recipe": _read(folder / "recipe.json"),
+            "recipe": to_dict(recipe),
             "scores": scores,
             "training": _read(folder / "training.json"),
             "log": _log(folder / "log.jsonl"),
@@ -71,8 +71,7 @@ def read_cell(path: Path) -> RunView:
         raise ValueError(
             f"{path} must be a cell of format {CELL_FORMAT}, got {data.get('format')}; use the version that wrote it"
         )
-    with np.load(path.with_suffix(".npz")) as file:
-        curves = dict(file.items())
+    curves = read_npz(path.with_suffix(".npz"), remedy=f"remove {path} to make it anew")
     scores = data["scores"]
     return RunView(scores["name"], scores["seed"], data["recipe"], scores, curves, data["log"])
 
@@ -122,5 +121,5 @@ def _log(path: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(path.read_text())
+    data: dict[str, Any] = read_json(path, remedy="remove it to make it anew")
     return data

@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 
 from ergoflow.config import SPLITS, FilesDatasetConfig, Recipe, to_dict
-from ergoflow.data.files import write_text_atomic
+from ergoflow.data.files import read_npz, write_text_atomic
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
 from ergoflow.pipeline.progress import bar
@@ -30,6 +30,7 @@ from ergoflow.recipes import own_recipe
 
 # Trajectories that a split needs: a floor compares two halves of the test split.
 LEAST = {"train": 1, "valid": 1, "test": 2}
+LEAST_FRAMES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ def import_arrays(
     `shares` are the parts of one array that become the valid and the test split.
     """
     folder, path = _places(description.name, workspace)
-    splits = {split: _with_fields(array, description) for split, array in _read(source, shares).items()}
+    splits = _read(source, description, shares)
     grid = splits["train"].shape[3:]
     info = description.info(grid, source.name)
     recipe = _recipe(info, frames=splits["test"].shape[1])
@@ -122,22 +123,22 @@ def _recipe(info: DatasetInfo, *, frames: int) -> Recipe:
     )
 
 
-def _read(source: Path, shares: tuple[float, float]) -> dict[str, np.ndarray]:
-    """The arrays of the splits, mapped from the file or cut out of its one array."""
+def _read(source: Path, description: Description, shares: tuple[float, float]) -> dict[str, np.ndarray]:
+    """The arrays (trajectories, frames, fields, *grid) of the splits, cut out of the file's one array or by name."""
     if source.suffix not in (".npy", ".npz") or not source.is_file():
         raise ValueError(f"a NumPy file .npy or .npz was expected, got {source}; save the trajectories with numpy.save")
-    try:
-        loaded = np.load(source, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise ValueError(f"{source} must hold numbers, got a file that NumPy refuses: {error}; save it anew") from None
-    if isinstance(loaded, np.ndarray):
-        return _cut(loaded, shares)
-    missing = [split for split in SPLITS if split not in loaded.files]
-    if missing:
-        raise ValueError(f"{source} must hold the arrays {', '.join(SPLITS)}, got {', '.join(loaded.files)}; add them")
-    arrays = {split: loaded[split] for split in SPLITS}
+    if source.suffix == ".npy":
+        try:
+            loaded = np.load(source, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{source} must hold numbers, got a file NumPy refuses: {error}; save it anew") from None
+        return _cut(_with_fields(loaded, description), shares)
+    named = read_npz(source, remedy="save it anew")
+    if any(split not in named for split in SPLITS):
+        raise ValueError(f"{source} must hold the arrays {', '.join(SPLITS)}, got {', '.join(named)}; add them")
+    arrays = {split: _with_fields(named[split], description) for split in SPLITS}
     for split, array in arrays.items():
-        if array.ndim < 2 or len(array) < LEAST[split]:
+        if len(array) < LEAST[split]:
             raise ValueError(
                 f"{split} must hold at least {LEAST[split]} trajectories, got shape {array.shape}; bring more"
             )
@@ -169,6 +170,11 @@ def _with_fields(array: np.ndarray, description: Description) -> np.ndarray:
             f"an array must be (trajectories, frames, {len(fields)} fields, {', '.join(axes)}) of real numbers, got "
             f"{array.dtype} of shape {array.shape}; name its fields and axes with --fields and --axes"
         )
+    if array.shape[1] < LEAST_FRAMES:
+        raise ValueError(
+            f"a trajectory must have at least {LEAST_FRAMES} frames, a state and the next, got {array.shape[1]} in an "
+            f"array of shape {array.shape}; the order is trajectories, frames, fields and grid"
+        )
     return array
 
 
@@ -183,12 +189,13 @@ def _write(folder: Path, info: DatasetInfo, splits: Mapping[str, np.ndarray], co
                 )
             with ShardWriter(path, info, count=array.shape[0], frames=array.shape[1]) as writer:
                 for t in range(array.shape[1]):
-                    frame = np.asarray(array[:, t], dtype=np.float32)
+                    with np.errstate(over="ignore"):  # what overflows is refused below
+                        frame = np.asarray(array[:, t], dtype=np.float32)
                     bad = ~np.isfinite(frame).reshape(len(frame), -1).all(1)
                     if bad.any():
                         raise ValueError(
-                            f"every number must be finite, got others in trajectory {int(np.argmax(bad))} of {split}, "
-                            f"frame {t}; mend or leave out that trajectory"
+                            f"every number must be finite in float32, got others in trajectory {np.argmax(bad)} of "
+                            f"{split}, frame {t}; mend or leave out that trajectory"
                         )
                     writer.write(t, frame)
                     advance(len(frame))

@@ -52,7 +52,7 @@ def measure_long(results: Path, workspace: Workspace, *, device: torch.device, c
         provide(recipe.dataset, workspace, device=device, console=console)
         install(source, workspace, seed=_seed(source), recipe=recipe)
         folder = run_one(recipe, workspace, seed=_seed(source), device=device, console=console)
-        write_cell(folder, long_folder(results))
+        write_cell(folder, long_folder(results), recipe)
 
 
 def _cell(results: Path, source: Path) -> tuple[Path, Recipe]:

@@ -32,7 +32,7 @@ from ergoflow.pipeline.runs import (
     weights_digest,
     write_json,
 )
-from ergoflow.pipeline.video import check_video_path, write_video
+from ergoflow.pipeline.video import check_video, write_video
 from ergoflow.pipeline.workspace import Workspace, commit, hardware
 
 ROLLOUT_FILE = Path("data") / "test" / "rollout.hdf5"
@@ -48,9 +48,9 @@ def predict(
     video: Path | None = None,
 ) -> Path:
     """Roll out, write frames and statistics, and return the roll-out folder."""
-    if video is not None:
-        check_video_path(video)
     store, folder = open_store(recipe, workspace), workspace.run(recipe.name, seed)
+    if video is not None:
+        check_video(video, store.info.axes)
     read_facts(folder)
     require_same_run(folder, recipe)
     step = rolled_out(load_run(folder, device=device), recipe, device)

@@ -58,5 +58,7 @@ def bar(console: Console, title: str, total: float, unit: str) -> Iterator[Advan
         elapsed = row.elapsed or 0.0
         rate = row.completed / elapsed if elapsed else 0.0
         console.print(
-            f"{title}: {row.completed:,.0f} {unit} in {elapsed:.1f} s ({rate:,.1f} {unit}/s)", highlight=False
+            f"{title}: {row.completed:,.0f} {unit} in {elapsed:.1f} s ({rate:,.1f} {unit}/s)",
+            highlight=False,
+            soft_wrap=True,
         )

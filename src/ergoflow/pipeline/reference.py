@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ergoflow.config import EvaluationConfig, Recipe, to_dict
-from ergoflow.data.files import write_npz_atomic
+from ergoflow.data.files import read_npz, write_npz_atomic
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.store import DatasetInfo, TrajectoryStore
 from ergoflow.metrics import (
@@ -222,8 +222,7 @@ def _write(path: Path, reference: Reference) -> None:
 
 
 def _read(path: Path) -> Reference:
-    with np.load(path) as file:
-        arrays = dict(file.items())
+    arrays = read_npz(path, remedy="remove it: it is computed again")
     basis = {name: torch.from_numpy(arrays[f"basis/{name}"]) for name in ("mean", "components", "variances")}
     truth = {key.removeprefix("truth/"): value for key, value in arrays.items() if key.startswith("truth/")}
 

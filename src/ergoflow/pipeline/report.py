@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
+from ergoflow.data.files import read_json, read_npz
 from ergoflow.pipeline.cells import list_cells, read_cell
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.workspace import Workspace
@@ -35,9 +35,9 @@ def report(workspace: Workspace, *, title: str, console: Console, results: Path 
 
 
 def _view(folder: Path) -> RunView:
-    scores = json.loads((folder / "scores.json").read_text())
-    with np.load(folder / "curves.npz") as file:
-        curves = dict(file.items())
+    again = "run `ergoflow score` again"
+    scores = read_json(folder / "scores.json", remedy=again)
+    curves = read_npz(folder / "curves.npz", remedy=again)
     log = folder / "log.jsonl"
     lines = log.read_text().splitlines() if log.exists() else []
     return RunView(

@@ -143,7 +143,7 @@ def _run_cells(
                 console.print(f"[red]{recipe.name}, seed {seed}: {error}[/red]")
                 failed.append(f"{recipe.name} seed {seed}")
                 continue
-            write_cell(folder, results)
+            write_cell(folder, results, recipe)
             # The next one takes as long as this one did.
             extra = max(0.0, time.monotonic() - begun - training)
     if postponed:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ergoflow.config import Recipe, load_recipe, to_dict
-from ergoflow.data.files import write_text_atomic
+from ergoflow.config import FilesDatasetConfig, Recipe, load_recipe, to_dict
+from ergoflow.data.files import read_json, write_text_atomic
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.statistics import add_increment_std
 from ergoflow.data.store import DatasetInfo, TrajectoryStore, list_splits
@@ -34,6 +34,8 @@ from ergoflow.training.dissipation import DissipativeStep, state_norm
 from ergoflow.training.stepper import NormalizedStep, PhysicalStep
 
 RUN_FORMAT = 1
+# Its presence means that training is complete.
+SUMMARY_FILE = "training.json"
 # Neighbouring frames have nearly the same norm.
 RADIUS_STRIDE = 10
 
@@ -74,13 +76,15 @@ def open_store(recipe: Recipe, workspace: Workspace) -> TrajectoryStore:
     """The recipe's data set; an error that says how to make it if it is not there or is another one."""
     folder = workspace.dataset(recipe.dataset.name)
     if not (folder / "stats.yaml").exists():
+        brought = isinstance(recipe.dataset, FilesDatasetConfig)
         own = list_splits(folder) and not (folder / "dataset.json").exists()
         raise ValueError(
             f"statistics were expected in {folder / 'stats.yaml'}, but there are none; "
             "write them with compute_statistics and write_statistics of ergoflow.data.store"
             if own
             else f"data set {recipe.dataset.name} was expected in {folder}, but it is not complete; "
-            f"run `ergoflow simulate {recipe.dataset.name}`, or `ergoflow import` for data of your own"
+            f"{'bring it with `ergoflow import`' if brought else 'run `ergoflow simulate` with this recipe'}, "
+            "or choose the --root that holds it"
         )
     store = TrajectoryStore(folder)
     if not math.isclose(store.info.frame_seconds, recipe.dataset.frame_seconds, rel_tol=1e-6):
@@ -180,7 +184,7 @@ def read_facts(folder: Path) -> RunFacts:
     path = folder / "run.json"
     if not path.exists():
         raise ValueError(f"a run was expected in {folder}, but run.json is missing; run `ergoflow train` first")
-    data = json.loads(path.read_text())
+    data = read_json(path, remedy="train the run anew with --overwrite")
     if data.get("format") != RUN_FORMAT:
         raise ValueError(
             f"{path} must have format {RUN_FORMAT}, got {data.get('format')}; use the ergoflow version that wrote it"
@@ -196,10 +200,10 @@ def read_facts(folder: Path) -> RunFacts:
     )
 
 
-def require_same_run(folder: Path, recipe: Recipe) -> None:
-    """Refuse a recipe whose data, task or model is not the one the run was trained with."""
+def require_same_run(folder: Path, recipe: Recipe, *, parts: Sequence[str] = ("dataset", "task", "model")) -> None:
+    """Refuse a recipe whose data, task or model (or other parts) are not those the run was trained with."""
     stored = load_recipe(folder / "recipe.json")
-    for part in ("dataset", "task", "model"):
+    for part in parts:
         known, asked = to_dict(getattr(stored, part)), to_dict(getattr(recipe, part))
         for key in known:
             if known[key] != asked.get(key):
@@ -211,7 +215,7 @@ def require_same_run(folder: Path, recipe: Recipe) -> None:
 
 def is_trained(folder: Path) -> bool:
     """Whether the training of a run reached its end."""
-    return (folder / "training.json").exists() and (folder / WEIGHTS_FILE).exists()
+    return (folder / SUMMARY_FILE).exists() and (folder / WEIGHTS_FILE).exists()
 
 
 def weights_digest(folder: Path) -> str:

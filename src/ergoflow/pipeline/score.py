@@ -6,7 +6,6 @@ trivial forecasts, and the verdict that follows from them (`metrics.verdict`).
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import torch
 from rich.console import Console
 
 from ergoflow.config import Recipe
+from ergoflow.data.files import read_json, read_npz
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.metrics import (
     CATALOGUE,
@@ -55,15 +55,16 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
     store, output = open_store(recipe, workspace), folder / "rollout"
     if not (output / "statistics.npz").exists() or not (output / ROLLOUT_FILE).exists():
         raise ValueError(
-            f"a roll-out was expected in {output}, but there is none; "
-            f"run `ergoflow predict {recipe.name} --seed {seed}`"
+            f"a roll-out was expected in {output}, but there is none; run `ergoflow predict` with this recipe and seed"
         )
     require_same_run(folder, recipe)
     _require_same_rollout(folder, recipe)
     if recipe.evaluation.exponents:
         require_exponents(recipe, store)
     reference = load_reference(recipe, store, device=device, console=console)
-    model = StatisticsResult.load(output / "statistics.npz")
+    statistics = output / "statistics.npz"
+    arrays = read_npz(statistics, remedy="run `ergoflow predict` again")
+    model = StatisticsResult.from_arrays(arrays, source=str(statistics))
     rollout = TrajectoryStore(output)
     stride = recipe.task.stride
     errors, departures = short_term_errors(store, rollout, reference, stride=stride, device=device)
@@ -225,5 +226,5 @@ def _parameters(folder: Path, recipe: Recipe) -> int:
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    data: dict[str, Any] = json.loads(path.read_text())
+    data: dict[str, Any] = read_json(path, remedy="remove it, and run the verb that writes it again")
     return data

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from ergoflow.config import Recipe, to_dict
+from ergoflow.data.files import read_json
 from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.runs import is_of_these_weights, is_trained, require_same_run
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.workspace import Workspace
+from ergoflow.training.trainer import TrainingInterrupted
 
 
 def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> Path:
@@ -21,8 +22,10 @@ def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.de
     folder = workspace.run(recipe.name, seed)
     if (folder / "recipe.json").exists():
         require_same_run(folder, recipe)
-    if not is_trained(folder):
-        train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())
+    if is_trained(folder):
+        require_same_run(folder, recipe, parts=("objective", "training"))
+    else:
+        _train(recipe, workspace, seed=seed, device=device, console=console)
     if not is_rolled_out(folder, recipe):
         predict(recipe, workspace, seed=seed, device=device, console=console)
     if not is_scored(folder):
@@ -30,12 +33,24 @@ def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.de
     return folder
 
 
+def _train(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> None:
+    """Train from the beginning or from the last checkpoint; whoever calls does the same, so that is the advice."""
+    folder = workspace.run(recipe.name, seed)
+    try:
+        train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())
+    except TrainingInterrupted as error:
+        raise TrainingInterrupted(
+            f"the training of {recipe.name}, seed {seed}, was stopped; its checkpoint is in {folder}; "
+            "the same command goes on from there"
+        ) from error
+
+
 def is_rolled_out(folder: Path, recipe: Recipe) -> bool:
     """Whether a run holds a roll-out of its weights under the recipe's evaluation."""
     path = folder / "rollout" / "rollout.json"
     if not path.exists():
         return False
-    facts = json.loads(path.read_text())
+    facts = read_json(path, remedy="remove it to roll out again")
     return facts["evaluation"] == to_dict(recipe.evaluation) and is_of_these_weights(folder, facts)
 
 

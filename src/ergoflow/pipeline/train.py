@@ -7,8 +7,9 @@ give the same batches. Under `torchrun` each process takes its share of every ba
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from ergoflow.ops.rehearsal import rehearsed
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import climatology
 from ergoflow.pipeline.runs import (
+    SUMMARY_FILE,
     RunFacts,
     build_step,
     normalizer_of,
@@ -37,7 +39,7 @@ from ergoflow.pipeline.runs import (
     write_run,
 )
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
-from ergoflow.training.checkpoint import WEIGHTS_FILE, save_weights
+from ergoflow.training.checkpoint import STATE_FILE, WEIGHTS_FILE, save_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
 from ergoflow.training.loop import Validate
 from ergoflow.training.objectives import Objective, check_operator, make_objective
@@ -84,13 +86,18 @@ def train(
             shutil.rmtree(folder)
         # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
         context.largest(0.0)
-        if context.is_main:
-            write_run(folder, recipe, facts)
+        begin = partial(_begin, folder, recipe, facts)
+        # A run that goes on begins with its first update: until then it may be refused, and must be what it was.
+        if context.is_main and not (folder / STATE_FILE).exists():
+            begin()
         if needs is not None:
-            result = _fit(recipe, step, needs, folder, seed=seed, context=context, console=console, resume=resume)
+            result = _fit(
+                recipe, step, needs, folder, seed=seed, context=context, console=console, resume=resume, begin=begin
+            )
         else:
             result = _fill(step, store, normalizer, folder)
         if context.is_main:
+            begin()  # a run that was at its end already had no update
             _write_summary(folder, recipe, step, result, context)
     return folder
 
@@ -134,6 +141,7 @@ def _fit(
     context: LaunchContext,
     console: Console,
     resume: bool,
+    begin: Callable[[], None],
 ) -> TrainResult:
     total = recipe.training.total_steps(needs.windows.sampler.batches_per_epoch) * recipe.training.batch_size
     if context.is_main:
@@ -148,6 +156,8 @@ def _fit(
 
         def on_progress(progress: Progress) -> None:
             nonlocal seen
+            if not seen:
+                begin()
             done = progress.step * recipe.training.batch_size
             valid = "".join(f", valid {name} {value:.4f}" for name, value in progress.valid.items())
             assert advance is not None
@@ -240,13 +250,19 @@ def _require_told(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool
     require_same_run(folder, recipe)
 
 
+def _begin(folder: Path, recipe: Recipe, facts: RunFacts) -> None:
+    """Write what a run is trained by; one that was complete is so no more."""
+    (folder / SUMMARY_FILE).unlink(missing_ok=True)
+    write_run(folder, recipe, facts)
+
+
 def _write_summary(
     folder: Path, recipe: Recipe, step: NormalizedStep, result: TrainResult, context: LaunchContext
 ) -> None:
     """training.json marks the run as finished."""
     samples, timed = (steps * recipe.training.batch_size for steps in (result.step, result.step - 1))
     write_json(
-        folder / "training.json",
+        folder / SUMMARY_FILE,
         {
             "steps": result.step,
             "samples": samples,

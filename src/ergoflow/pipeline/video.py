@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ FORMATS = (".mp4", ".gif")
 
 def write_video(path: Path, store: TrajectoryStore, rollout_folder: Path, *, stride: int, trajectory: int = 0) -> None:
     """Write truth, prediction and error of the first channel, side by side, for all consecutive kept steps."""
-    check_video_path(path)
+    check_video(path, store.info.axes)
     prediction = TrajectoryStore(rollout_folder)
     steps = prediction.steps("test")
     last = min(int(np.flatnonzero(steps == np.arange(len(steps)))[-1]), (store.num_frames("test") - 1) // stride)
@@ -29,10 +30,12 @@ def write_video(path: Path, store: TrajectoryStore, rollout_folder: Path, *, str
     _write(path, np.concatenate(panels, axis=2))
 
 
-def check_video_path(path: Path) -> None:
-    """Refuse a name whose ending is not a film's, before any work is done."""
+def check_video(path: Path, axes: Sequence[str]) -> None:
+    """Refuse a name whose ending is not a film's, and states that are no planes, before any work is done."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"--video must end in .mp4 or .gif, got {path.name!r}; rename it")
+    if len(axes) != 2:
+        raise ValueError(f"--video shows planes, got states along {', '.join(axes)}; drop it")
 
 
 def _write(path: Path, frames: np.ndarray) -> None:

@@ -7,7 +7,6 @@ ROOT/report/                    index.html, figures, tables.json, tables.csv
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -20,6 +19,7 @@ import torch
 
 from ergoflow import __version__
 from ergoflow.config import SimulatedDatasetConfig, from_dict
+from ergoflow.data.files import read_json
 from ergoflow.training.processor import keep_freed_memory
 
 
@@ -49,9 +49,11 @@ class Workspace:
 
 def load_dataset_config(folder: Path) -> SimulatedDatasetConfig:
     """The configuration that `simulate` made a data folder with."""
-    config: SimulatedDatasetConfig = from_dict(
-        SimulatedDatasetConfig, json.loads((folder / "dataset.json").read_text())["dataset"], "dataset"
-    )
+    path, again = folder / "dataset.json", f"remove {folder} and simulate it again"
+    data = read_json(path, remedy=again)
+    if not isinstance(data, dict) or "dataset" not in data:
+        raise ValueError(f"{path} must hold the settings of a data set, got none; {again}")
+    config: SimulatedDatasetConfig = from_dict(SimulatedDatasetConfig, data["dataset"], "dataset")
     return config
 
 

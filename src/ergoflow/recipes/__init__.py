@@ -76,6 +76,9 @@ def find_recipe(name: str) -> Recipe:
                 f"a recipe file was expected at {path}, but there is none; check the path or run `ergoflow recipes`"
             )
         return load_recipe(path)
+    if name in datasets():
+        members = [recipe.name for recipe in known.values() if recipe.dataset.name == name]
+        raise ValueError(f"a recipe is needed, got the data set {name}; choose one on it, such as {members[0]}")
     raise ValueError(f"unknown recipe {name!r}; {_hint(name, list(known))}")
 
 
