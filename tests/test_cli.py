@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def test_recipes_lists_the_catalogue(monkeypatch: pytest.MonkeyPatch, capsys: py
         "mini",
     ):
         assert name in out
+
+
+def test_the_front_door_opens_without_the_compiler() -> None:
+    """torch's compiler takes longer to import than the rest of torch, and most verbs never call it."""
+    code = "import sys, ergoflow.cli; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -151,5 +151,5 @@ def interpret_choice(dtype: torch.dtype) -> str:
     from ergoflow.ops.choice import choose_impl
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
+        patch.setattr("ergoflow.ops.choice._INTERPRETED", True)
         return choose_impl(torch.zeros(1, dtype=dtype), "triton")

@@ -189,7 +189,7 @@ def test_transport_of_every_line_is_the_written_formula() -> None:
 
 
 def test_more_points_than_registers_hold_take_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("ergoflow.ops.choice._INTERPRETED", True)
     size = MOST_POINTS + 1
     x, projected = torch.randn(1, size, 2), torch.randn(1, size, 4)
     phases = torch.zeros(size, 1)

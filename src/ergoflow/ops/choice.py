@@ -17,6 +17,9 @@ HALF = (torch.bfloat16, torch.float16)
 SINGLE = (*HALF, torch.float32)
 # What "auto" means, last entry first; `use_impl` adds one for a while.
 _AUTO: list[Impl] = ["auto"]
+# Constants, which compiled models may ask for.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @contextmanager
@@ -79,13 +82,11 @@ def short_products(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast("cpu", enabled=False) if device.type == "cpu" else nullcontext()
 
 
-@torch.compiler.assume_constant_result
 def has_triton() -> bool:
     """Return whether the package is installed."""
-    return importlib.util.find_spec("triton") is not None
+    return _HAS_TRITON
 
 
-@torch.compiler.assume_constant_result
 def interpreted() -> bool:
     """Return whether kernels run in Triton's interpreter, on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return _INTERPRETED
