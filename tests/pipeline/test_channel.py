@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ergoflow.config import ChannelDatasetConfig, Recipe, override
 from ergoflow.data.store import TrajectoryStore
+from ergoflow.pipeline import simulate_channel
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
@@ -95,6 +96,29 @@ def test_a_stopped_simulation_continues_identically(workspace: Workspace, tmp_pa
     assert TrajectoryStore(part.dataset("tcf32")).count("train") == 2
     simulate(tiny().dataset, part, device=CPU, console=console())
     assert torch.equal(TrajectoryStore(part.dataset("tcf32")).load("train", device="cpu"), whole)
+
+
+def test_a_simulation_killed_between_a_segment_and_its_state_continues_identically(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, part = tiny("dataset.train=6").dataset, Workspace(tmp_path)
+    keep = simulate_channel._keep
+
+    def die(folder: Path, split: str, segments: int, state: torch.Tensor) -> None:
+        if (split, segments) == ("train", 2):
+            raise KeyboardInterrupt
+        keep(folder, split, segments, state)
+
+    monkeypatch.setattr(simulate_channel, "_keep", die)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(dataset, part, device=CPU, console=console())
+    monkeypatch.setattr(simulate_channel, "_keep", keep)
+    simulate(dataset, part, device=CPU, console=console())
+    frames = TrajectoryStore(part.dataset("tcf32")).load("train", device="cpu")
+    assert len(frames) == 6
+    assert torch.equal(frames[:4], TrajectoryStore(workspace.dataset("tcf32")).load("train", device="cpu"))
+    step = (frames[2, 1:] - frames[2, :-1]).flatten(1).norm(dim=1)
+    assert float((frames[4, 0] - frames[2, -1]).norm()) < 2 * float(step.max())
 
 
 def test_a_missing_state_is_named(workspace: Workspace, tmp_path: Path) -> None:

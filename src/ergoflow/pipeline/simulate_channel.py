@@ -59,19 +59,19 @@ def make_channel(
     started = time.monotonic()
     total = sum(dataset.count(split) for split in SPLITS)
     for split in reversed(SPLITS):
-        shards = [shard for shard in missing if shard.split == split]
-        if not shards:
+        to_make = sum(shard.split == split for shard in missing)
+        if not to_make:
             continue
         share = float("inf") if minutes is None else 60 * minutes * dataset.count(split) / total
-        done = sum(shard.split == split for shard in list_shards(dataset, folder)) - len(shards)
-        state = _resume(dataset, folder, split, done, device=device, console=console)
+        shards = [shard for shard in list_shards(dataset, folder) if shard.split == split]
+        state, done = _resume(dataset, folder, split, len(shards) - to_make, device=device, console=console)
         began = time.monotonic()
-        for number, shard in enumerate(shards):
-            if number + done > 0 and time.monotonic() - began > share:
-                console.print(f"{dataset.name} {split}: {minutes:g} minutes are over after {number + done} segments")
+        for number, shard in enumerate(shards[done:], start=done):
+            if number > 0 and time.monotonic() - began > share:
+                console.print(f"{dataset.name} {split}: {minutes:g} minutes are over after {number} segments")
                 break
             state = _segment(dataset, shard, state, device=device, console=console)
-            _keep(folder, split, number + done + 1, state)
+            _keep(folder, split, number + 1, state)
         write_npz_atomic(folder / BOX_FILE, _faces(state, dataset.flow))
     if minutes is not None:
         console.print(f"{dataset.name}: {time.monotonic() - started:.0f} s in all")
@@ -117,20 +117,22 @@ def _write(dataset: ChannelDatasetConfig, shard: Shard, frames: FrameQueue) -> N
 
 def _resume(
     dataset: ChannelDatasetConfig, folder: Path, split: str, segments: int, *, device: torch.device, console: Console
-) -> Tensor:
-    """The state after `segments` segments of a split: kept on disk, or spun up anew for the first."""
+) -> tuple[Tensor, int]:
+    """The state to continue from a split's `segments` segments, kept on disk or spun up anew, and its own number.
+
+    It is one less where a run was killed between a segment and its state: that segment is made once more.
+    """
     path = _state_path(folder, split)
     if path.exists():
         kept = torch.load(path, map_location=device, weights_only=True)
-        if kept["segments"] == segments:
-            state: Tensor = kept["state"]
-            return state
+        if kept["segments"] in (segments, segments - 1):
+            return kept["state"], kept["segments"]
     if segments:
         raise ValueError(
             f"{path} must hold the state after {segments} segments to continue {dataset.name} {split}, but does not; "
             f"remove {folder / 'data' / split} to simulate this split again"
         )
-    return spun_up(dataset, trajectory_seed(dataset, split, 0), device=device, console=console)
+    return spun_up(dataset, trajectory_seed(dataset, split, 0), device=device, console=console), 0
 
 
 def spun_up(dataset: ChannelDatasetConfig, seed: int, *, device: torch.device, console: Console) -> Tensor:
