@@ -259,8 +259,9 @@ with ShardWriter(sys.argv[1], info, count=4, frames=7) as shard:
     assert TrajectoryStore(tmp_path).count("all") == 8
 
 
-def test_a_full_disk_is_one_line_and_leaves_earlier_files_intact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "free disk space"), (errno.EROFS, "mend that")])
+def test_a_failed_write_is_one_line_and_leaves_earlier_files_intact(
+    number: int, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "a.hdf5", trajectories())
     monkeypatch.setattr("ergoflow.data.shard_writer.WRITE_BYTES", 1)
@@ -269,13 +270,13 @@ def test_a_full_disk_is_one_line_and_leaves_earlier_files_intact(
     def full(descriptor: int, content: memoryview, offset: int) -> int:
         calls.append(offset)
         if len(calls) > 30:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(number, os.strerror(number))
         return os.pwritev(descriptor, [content], offset)
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="No space left on device; free disk space") as caught:
+    with pytest.raises(OSError, match=f"{os.strerror(number)}; {remedy}, run again") as caught:
         write(tmp_path / "b.hdf5", trajectories())
-    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.errno == number
     assert caught.value.filename == str(tmp_path / "b.hdf5")
     assert "\n" not in str(caught.value)
     monkeypatch.undo()

@@ -15,6 +15,7 @@ from ergoflow.config import ChannelDatasetConfig, Recipe, override
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.pipeline import simulate_channel
 from ergoflow.pipeline.report import report
+from ergoflow.pipeline.shards import trajectory_bytes
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.verify import verify
@@ -71,6 +72,13 @@ def test_channel_data_are_planes_in_wall_units_with_walls_marked(workspace: Work
     bulk = dataset.flow.bulk_velocity / dataset.flow.units.friction_velocity
     assert float(profile.mean()) == pytest.approx(bulk, rel=0.15)
     assert float(profile[0]) < 0.6 * float(profile.max())
+
+
+def test_size_on_disk_is_foretold(workspace: Workspace) -> None:
+    dataset, folder = tiny().dataset, workspace.dataset("tcf32")
+    assert isinstance(dataset, ChannelDatasetConfig)
+    held = sum(path.stat().st_size for path in folder.glob("data/train/*.hdf5"))
+    assert held == pytest.approx(4 * trajectory_bytes(dataset), rel=0.1)
 
 
 def test_a_segment_continues_the_one_before_it(workspace: Workspace) -> None:

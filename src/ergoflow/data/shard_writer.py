@@ -195,7 +195,9 @@ class ShardWriter:
                 raise
             number = getattr(error, "errno", None)
             reason = os.strerror(number) if number else " ".join(str(error).split())
-            message = f"cannot write frame {self._written} of {self.frames}: {reason}; free disk space, run again"
+            # HDF5 gives no number: a full disk is what it mostly means.
+            remedy = "free disk space" if number in (None, errno.ENOSPC, errno.EDQUOT) else "mend that"
+            message = f"cannot write frame {self._written} of {self.frames}: {reason}; {remedy}, run again"
             raise OSError(number or errno.EIO, message, str(self.path)) from error
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ergoflow.config import Recipe
+from ergoflow.pipeline.shards import trajectory_bytes
 from ergoflow.recipes import PARTS, catalogue, collections, datasets
 
 
@@ -16,10 +17,9 @@ def print_catalogue(console: Console) -> None:
         "name", "grid", "frames", "every", "train/valid/test", "size", title="data sets: ergoflow simulate NAME"
     )
     for d in datasets().values():
-        count, values = d.train + d.valid + d.test, d.frames * d.grid[0] * d.grid[1]
-        splits = f"{d.train}/{d.valid}/{d.test}"
-        grid, size = "×".join(map(str, d.grid)), f"{4e-9 * values * count:.1f} GB"
-        sets.add_row(d.name, grid, str(d.frames), f"{d.frame_seconds:g} s", splits, size)
+        splits, grid = f"{d.train}/{d.valid}/{d.test}", "×".join(map(str, d.grid))
+        size = f"{1e-6 * (d.train + d.valid + d.test) * trajectory_bytes(d):,.0f} MB"
+        sets.add_row(d.name, grid, str(d.frames), f"{d.frame_seconds:.3g} s", splits, size)
     runs = Table("task", "step", "models", title="recipes TASK-MODEL: ergoflow train NAME (settings: recipes NAME)")
     for task, members in _by_task().items():
         models = [recipe.name.removeprefix(f"{task}-") for recipe in members]

@@ -5,6 +5,7 @@ Frames are written behind the simulation: a thread hashes and writes them while 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -42,6 +43,12 @@ def list_shards(dataset: SimulatedDatasetConfig, folder: Path) -> Iterator[Shard
         for first in range(0, total, size):
             path = folder / "data" / split / f"{dataset.name}_{first:04d}.hdf5"
             yield Shard(split, first, min(size, total - first), path)
+
+
+def trajectory_bytes(dataset: SimulatedDatasetConfig) -> int:
+    """What the frames of one trajectory take on disk."""
+    fields = 3 if isinstance(dataset, ChannelDatasetConfig) else 1
+    return dataset.frames * fields * math.prod(dataset.grid) * np.dtype(dataset.storage).itemsize
 
 
 def completeness(dataset: SimulatedDatasetConfig, folder: Path) -> str:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -26,7 +25,7 @@ from ergoflow.config import (
 )
 from ergoflow.data.files import write_text_atomic
 from ergoflow.data.store import TrajectoryStore, compute_statistics, is_complete, remove_leftovers, write_statistics
-from ergoflow.pipeline.shards import list_shards
+from ergoflow.pipeline.shards import list_shards, trajectory_bytes
 from ergoflow.pipeline.simulate_channel import make_channel
 from ergoflow.pipeline.simulate_kolmogorov import make_kolmogorov
 from ergoflow.pipeline.workspace import Workspace, hardware, load_dataset_config
@@ -104,9 +103,7 @@ def _require_same_dataset(dataset: SimulatedDatasetConfig, folder: Path) -> None
 
 def _require_disk_space(dataset: SimulatedDatasetConfig, root: Path, folder: Path) -> None:
     missing = sum(shard.count for shard in list_shards(dataset, folder) if not is_complete(shard.path))
-    channels = 3 if isinstance(dataset, ChannelDatasetConfig) else 1
-    itemsize = 2 if dataset.storage == "float16" else 4
-    need = missing * dataset.frames * channels * int(np.prod(dataset.grid)) * itemsize
+    need = missing * trajectory_bytes(dataset)
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if need > free:
