@@ -104,7 +104,7 @@ class AxisKernel(nn.Module):
     @property
     def has_complex_lines(self) -> bool:
         """Whether every line has a kernel of its own, from complex codes: what `line_codes` is for."""
-        return not self.reducers and self.codes in ("complex", None)
+        return len(self.reducers) == 0 and self.codes in ("complex", None)
 
     def line_codes(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Return what K is made of: queries and keys of all heads (B, *grid, H·4F), and their phases (S, F)."""
