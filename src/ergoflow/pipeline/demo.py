@@ -94,7 +94,8 @@ def _conclude(
     console.print(
         f"demo {verdict} in {time.perf_counter() - started:.0f} s: the model "
         f"{'beats' if beats else 'does not beat'} persistence at τ = 5 and "
-        f"{'survives' if survives else 'does not survive'} {survival['steps']} steps"
+        f"{'survives' if survives else 'does not survive'} {survival['steps']} steps",
+        soft_wrap=True,
     )
     if beside is not None:
         other = read_scores(beside)
