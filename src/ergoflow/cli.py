@@ -476,7 +476,7 @@ def main() -> None:
     except USER_ERRORS as error:
         if "ERGOFLOW_TRACEBACK" in os.environ:
             raise
-        if isinstance(error, PermissionError):
+        if isinstance(error, PermissionError) and error.filename:
             _fail(f"no right to read or write {error.filename}; change its rights or choose another --root")
         _fail(str(error))
     if code == STOPPED:

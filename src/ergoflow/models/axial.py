@@ -104,6 +104,7 @@ class AxisKernel(nn.Module):
     @property
     def has_complex_lines(self) -> bool:
         """Whether every line has a kernel of its own, from complex codes: what `line_codes` is for."""
+        # torch 2.11 cannot compile the truth of a ModuleList, only its length.
         return len(self.reducers) == 0 and self.codes in ("complex", None)
 
     def line_codes(self, context: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ergoflow.config import Recipe, from_dict, to_dict
 from ergoflow.data.files import read_json, read_npz, write_npz_atomic
-from ergoflow.pipeline.runs import write_json
+from ergoflow.pipeline.runs import SUMMARY_FILE, write_json
 from ergoflow.report.runs import RunView
 
 CELL_FORMAT = 1
@@ -57,7 +57,7 @@ def write_cell(folder: Path, results: Path, recipe: Recipe) -> Path:
             "format": CELL_FORMAT,
             "recipe": to_dict(recipe),
             "scores": scores,
-            "training": _read(folder / "training.json"),
+            "training": _read(folder / SUMMARY_FILE),
             "log": _log(folder / "log.jsonl"),
         },
     )

@@ -19,12 +19,12 @@ import torch
 from ergoflow.config import Recipe, load_recipe
 from ergoflow.data.files import write_bytes_atomic
 from ergoflow.pipeline.check import LEAD, write_check
-from ergoflow.pipeline.runs import build_step, is_trained, read_facts, write_run
+from ergoflow.pipeline.runs import SUMMARY_FILE, build_step, is_trained, read_facts, write_run
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.checkpoint import WEIGHTS_FILE, load_weights, save_weights
 
 SHELF = Path(__file__).parents[1] / "pretrained"
-FACTS = ("recipe.json", "run.json", "training.json", "scores.json")
+FACTS = ("recipe.json", "run.json", SUMMARY_FILE, "scores.json")
 # Parameters times points of the grid up to which 1000 steps take about a minute on two cores.
 SMALL = 6e10
 
@@ -94,7 +94,7 @@ def install(name: str | Path, workspace: Workspace, *, seed: int, recipe: Recipe
     folder = workspace.run(recipe.name, seed)
     if not (folder / "run.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        for file in ("training.json", WEIGHTS_FILE):
+        for file in (SUMMARY_FILE, WEIGHTS_FILE):
             shutil.copyfile(source / file, folder / file)
         write_run(folder, recipe, read_facts(source))
     elif (folder / WEIGHTS_FILE).read_bytes() != (source / WEIGHTS_FILE).read_bytes():
@@ -105,7 +105,7 @@ def install(name: str | Path, workspace: Workspace, *, seed: int, recipe: Recipe
 def _gain(folder: Path) -> float | None:
     """Error of persistence over the model's at τ = 5, as published; None for a channel or a model above SMALL."""
     facts = read_facts(folder)
-    parameters = json.loads((folder / "training.json").read_text())["parameters"]
+    parameters = json.loads((folder / SUMMARY_FILE).read_text())["parameters"]
     if not all(facts.periodic) or parameters * math.prod(facts.grid) > SMALL:
         return None
     rows = json.loads((folder / "scores.json").read_text())["metrics"][f"relative_l2@{LEAD}"]["rows"]

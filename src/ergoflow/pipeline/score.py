@@ -34,6 +34,7 @@ from ergoflow.pipeline.predict import ROLLOUT_FILE
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import TRIVIAL, Reference, load_reference
 from ergoflow.pipeline.runs import (
+    SUMMARY_FILE,
     build_step,
     is_of_these_weights,
     load_run,
@@ -210,14 +211,14 @@ def _timings(folder: Path, store: TrajectoryStore) -> dict[str, float]:
     data = _read(Path(store.folder) / "dataset.json")
     return {
         "simulate_s": sum(entry["seconds"] for entry in data.get("timings", [])),
-        "train_s": _read(folder / "training.json").get("seconds", 0.0),
+        "train_s": _read(folder / SUMMARY_FILE).get("seconds", 0.0),
         "predict_s": _read(folder / "rollout" / "rollout.json").get("seconds", 0.0),
     }
 
 
 def _parameters(folder: Path, recipe: Recipe) -> int:
     """The size of a run's model; training.json, which knows it, is not there before training is complete."""
-    known = _read(folder / "training.json").get("parameters")
+    known = _read(folder / SUMMARY_FILE).get("parameters")
     if known is None:
         return sum(p.numel() for p in build_step(recipe, read_facts(folder), seed=0).parameters())
     return int(known)
