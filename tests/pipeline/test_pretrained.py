@@ -232,11 +232,16 @@ def test_the_demo_shows_a_shipped_model_of_the_same_data_beside_the_one_it_train
     assert page.count("kf64-convnext-pretrained") > 1
 
 
+def test_models_of_a_plane_of_a_channel_are_not_rolled_out_for_long() -> None:
+    assert {"kf64-ergoformer", "tcf96-ergoformer"} <= set(pretrained_models())
+    assert set(pretrained_models()) - set(long.long_models()) == {"tcf96-ergoformer"}
+
+
 def test_shipped_models_are_rolled_out_for_long_once_and_without_training(
     run: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pretrained, "SHELF", exported.parent)
-    evaluation = dataclasses.replace(tiny().evaluation, steps=150, exponent_steps=20)
+    evaluation = dataclasses.replace(tiny().evaluation, steps=150, exponents=1, exponent_steps=20)
     monkeypatch.setattr(long, "EVALUATION", evaluation)
     space, results = Workspace(tmp_path / "root"), tmp_path / "results"
     shutil.copytree(run.parents[2] / "data", space.root / "data")

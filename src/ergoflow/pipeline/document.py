@@ -20,10 +20,9 @@ from pathlib import Path
 from ergoflow.data.files import write_text_atomic
 from ergoflow.pipeline.cells import list_cells, read_cell
 from ergoflow.pipeline.cost import read_costs
-from ergoflow.pipeline.long import long_folder
+from ergoflow.pipeline.long import long_folder, long_models
 from ergoflow.pipeline.lorenz import lorenz_path
 from ergoflow.pipeline.pictures import read_index, stale_figures
-from ergoflow.pipeline.pretrained import pretrained_models
 from ergoflow.report.claims import claims_block
 from ergoflow.report.costs import cost_block, lorenz_block
 from ergoflow.report.evidence import Evidence
@@ -74,7 +73,7 @@ def gather(results: Path, *, place: str = "results") -> Evidence:
     evidence = Evidence(
         groups=group_runs(cells) if cells else (),
         long=group_runs(long) if long else (),
-        shipped=tuple(pretrained_models()),
+        shipped=tuple(long_models()),
         costs=read_costs(results),
         lorenz=json.loads(lorenz.read_text()) if lorenz.exists() else None,
         experiments={

@@ -1,8 +1,9 @@
-"""`ergoflow reproduce long`: every shipped model over ten thousand steps, with its largest Lyapunov exponent.
+"""`ergoflow reproduce long`: shipped models over ten thousand steps, with their largest Lyapunov exponent.
 
     RESULTS/long/<recipe>-long/seed<N>.{json,npz}   cells as any other (`ergoflow.pipeline.cells`)
 
-No model is trained: the shipped weights are judged, so anybody can look at the same numbers.
+No model is trained: the shipped weights are judged, so anybody can look at the same numbers. A plane of a channel is
+not a whole state: it has no exponents, and its models are judged in the tables alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.workspace import Workspace
 
 # In tf32: on a GPU in half the time, and a rounding far below what training leaves.
-EVALUATION = EvaluationConfig(steps=10_000, keep_every=500, precision="tf32")
+EVALUATION = EvaluationConfig(steps=10_000, keep_every=500, precision="tf32", exponents=1)
 
 
 def long_folder(results: Path) -> Path:
@@ -33,21 +34,27 @@ def long_folder(results: Path) -> Path:
 def long_recipe(source: Path) -> Recipe:
     """The recipe of a shipped model with the long evaluation, under a name that no training run has."""
     recipe = load_recipe(source / "recipe.json")
-    # A plane of a channel is not the whole state: it has no exponents.
-    exponents = int(isinstance(recipe.dataset, KolmogorovDatasetConfig))
-    evaluation = dataclasses.replace(EVALUATION, exponents=exponents)
-    return dataclasses.replace(recipe, name=f"{recipe.name}-long", evaluation=evaluation)
+    return dataclasses.replace(recipe, name=f"{recipe.name}-long", evaluation=EVALUATION)
+
+
+def long_models() -> dict[str, Path]:
+    """Folders of the shipped models that are judged here, those of whole states, by the name of their recipe."""
+    return {
+        name: source
+        for name, source in pretrained_models().items()
+        if isinstance(load_recipe(source / "recipe.json").dataset, KolmogorovDatasetConfig)
+    }
 
 
 def long_to_do(results: Path) -> list[str]:
-    """Names of the shipped models whose cell is missing."""
-    return [name for name, source in pretrained_models().items() if not is_done(*_cell(results, source))]
+    """Names of the models whose cell is missing."""
+    return [name for name, source in long_models().items() if not is_done(*_cell(results, source))]
 
 
 def measure_long(results: Path, workspace: Workspace, *, device: torch.device, console: Console) -> None:
     """Make the cells that are missing."""
     for name in long_to_do(results):
-        source = pretrained_models()[name]
+        source = long_models()[name]
         recipe = long_recipe(source)
         provide(recipe.dataset, workspace, device=device, console=console)
         install(source, workspace, seed=_seed(source), recipe=recipe)

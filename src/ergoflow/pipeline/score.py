@@ -119,7 +119,7 @@ def _short_term(
         key, label = f"relative_l2@{lead}", f"rel. L2, τ = {lead}"
         what = (
             f"mean over {count} test trajectories of ‖pred − true‖/‖true{{}}‖ "
-            f"after {lead} steps of {recipe.step_seconds:.3g} s."
+            f"after {lead} × {recipe.step_seconds:.3g} s."
         )
         metrics[key] = _short_metric(recipe, errors, lead, label, what.format(""), None)
         metrics[f"{key} fluctuations"] = _short_metric(

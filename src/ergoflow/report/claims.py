@@ -233,7 +233,7 @@ CLAIMS = (
     ),
     Claim(
         source="not in print",
-        text="the shipped models survive 10,000 steps, ME-APE and ME-LRw within 1.5 floors, λ₁ within 10 %",
+        text="shipped Kolmogorov models survive 10,000 steps, ME-APE and ME-LRw within 1.5 floors, λ₁ within 10 %",
         rule=lasts,
     ),
 )

@@ -17,11 +17,11 @@ OTHER_TASKS = ("coarse-", "transient-")
 class Evidence:
     """Everything the document may say something about.
 
-    `groups` are the cells by recipe, `long` those of `results/long`, for which there are the `shipped` models. `costs`
-    maps a file of `results/cost` to what `bench models` wrote, `lorenz` is `results/lorenz/lorenz63.json` (None: not
-    made yet), `experiments` maps the name of a file of `results/experiments` to what it holds, `pictures` maps the slug
-    of a drawn figure to its entry in `results/figures/figures.json`, `stale` names those whose cells have changed
-    since. `place` is the results folder as seen from the document.
+    `groups` are the cells by recipe, `long` those of `results/long`, for which there are the `shipped` models of whole
+    states. `costs` maps a file of `results/cost` to what `bench models` wrote, `lorenz` is
+    `results/lorenz/lorenz63.json` (None: not made yet), `experiments` maps the name of a file of `results/experiments`
+    to what it holds, `pictures` maps the slug of a drawn figure to its entry in `results/figures/figures.json`, `stale`
+    names those whose cells have changed since. `place` is the results folder as seen from the document.
     """
 
     groups: Sequence[RunGroup] = ()
