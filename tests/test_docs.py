@@ -163,8 +163,11 @@ def test_the_command_line_table_lists_every_verb_with_its_options() -> None:
         assert set(re.findall(r"--[\w-]+", cell)) == options - {"--help"}, verb
 
 
-def settings_of(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted name, type, default) of every setting of a recipe, of every kind of data set and model."""
+def settings_of(cls: Any, prefix: str = "", made: Any = None) -> Iterator[tuple[str, Any, Any]]:
+    """(dotted name, type, default) of every setting of a recipe, of every kind of data set and model.
+
+    Where a field makes its default, that is `made`: its values are the defaults, not those of its class.
+    """
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         kind = hints[field.name]
@@ -179,9 +182,11 @@ def settings_of(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
                 if model in typing.get_args(kind):
                     yield from settings_of(model, "model." if mark == "a3m" else f"{mark}:model.")
         elif dataclasses.is_dataclass(kind):
-            yield from settings_of(kind, f"{prefix}{field.name}.")
+            factory = field.default_factory
+            own = None if factory is dataclasses.MISSING else factory()
+            yield from settings_of(kind, f"{prefix}{field.name}.", own)
         else:
-            yield f"{prefix}{field.name}", kind, field.default
+            yield f"{prefix}{field.name}", kind, field.default if made is None else getattr(made, field.name)
 
 
 SETTINGS = {name: (kind, default) for name, kind, default in settings_of(Recipe)}

@@ -8,7 +8,7 @@ same seed; those that are in the output file already are left out. With --steps 
 and it is written down which share of them ends with a mean square of the field within 5 σ of the truth's, and how far
 profiles over the first axis of the grid (the height of a channel), of steps beyond PROFILES_FROM, are from those of
 the training split: mean |difference| of each field's mean, in units of its root mean square, and of its variance, in
-units of the mean variance. The test split is not touched.
+units of the mean variance; and the ME-APE of their spectra along the last axis. The test split is not touched.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from rich.console import Console
 
 from ergoflow.config import Recipe, override
 from ergoflow.metrics.pointwise import relative_l2
+from ergoflow.metrics.spectrum import me_ape, spanwise_spectrum
 from ergoflow.metrics.stability import share_in_range
 from ergoflow.numerics.trajectory import rollout
 from ergoflow.pipeline.reproduce import Budget
@@ -117,10 +118,12 @@ def _long_run(recipe: Recipe, seed: int, steps: int, workspace: Workspace, devic
     share = share_in_range(torch.stack(squares, dim=1), frames.square().flatten(2).mean(2), step=steps - 1)
     row: dict = {f"in range after {steps}": share}
     if kept:
-        mean, variance = _profiles(store.load("train", device=device, stride=recipe.task.stride).flatten(0, 1))
+        truth = store.load("train", device=device, stride=recipe.task.stride)
+        mean, variance = _profiles(truth.flatten(0, 1))
         found_mean, found_variance = _profiles(torch.cat(kept))
         row["mean off by"] = ((found_mean - mean).abs().mean(1) / (mean**2 + variance).mean(1).sqrt()).tolist()
         row["variance off by"] = ((found_variance - variance).abs().mean(1) / variance.mean(1)).tolist()
+        row["spectrum off by"] = [me_ape(spanwise_spectrum(torch.stack(kept, dim=1)), spanwise_spectrum(truth))]
     return row
 
 

@@ -9,7 +9,7 @@ from ergoflow.report.digits import in_digits
 from ergoflow.report.evidence import Evidence
 
 # What a row may hold besides errors; of a list there is one column per field.
-STATISTICS = {"mean off by": "mean profile", "variance off by": "variances"}
+STATISTICS = {"mean off by": "mean profile", "variance off by": "variances", "spectrum off by": "spectrum"}
 IN_RANGE = "in range after "
 
 

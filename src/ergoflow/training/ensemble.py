@@ -20,17 +20,20 @@ from ergoflow.training.losses import at_least_float32, mirrored, shell_numbers
 
 # Points a side of the blocks, where they divide the grid; 1 are the points themselves.
 BLOCK_SIDES = (1, 2, 4, 8)
+# Shells that change less than this part of the one that changes most hold rounding: those a solver's mask empties.
+ROUNDING = 1e-5
 
 
 def ensemble_loss(members: Tensor, true: Tensor, change: Tensor, *, periodic: Sequence[bool]) -> Tensor:
     """Score of members (M, B, C, *grid) drawn for a truth (B, C, *grid), the mean over channels of
 
         mean_s S(means over blocks of s points a side) / mean |change|                      s = 1, 2, 4, 8
-        + mean_n S(modes on shell n) / mean |modes of change on shell n|,                   n = 1 ... N // 3,
+        + mean_n S(modes on shell n) / mean |modes of change on shell n|,                   n = 1 ... N // 2,
 
     with `change` (B, C, *grid) what one step changes: a unit for all steps, so that later ones count as they err. Modes
     are real and imaginary parts, shells those of `losses.log_spectrum_loss`, N the shortest side; along an axis that
-    ends at walls a field is continued evenly. There is no epsilon: what never changes has no score.
+    ends at walls a field is continued evenly. A shell that holds nothing but rounding is left out. All others count:
+    what is not scored is not kept, and grows in a roll-out until it is seen on larger scales (docs/lab_log.md).
     """
     if len(members) < 2 or members.shape[1:] != true.shape or change.shape != true.shape:
         raise ValueError(
@@ -55,8 +58,9 @@ def _of_waves(members: Tensor, true: Tensor, change: Tensor, periodic: Sequence[
     """The second term, channel by channel (C,)."""
     drawn, truth, moved = (_modes(field, periodic) for field in (members, true, change))
     on_shell = _membership(true.shape[2:], periodic, like=truth)  # (modes, shells)
-    scores = _score(drawn, truth).mean((0, 3)) @ on_shell  # (C, shells)
-    return (scores / (moved.abs().mean((0, 3)) @ on_shell)).mean(1)
+    scores, units = (modes.mean((0, 3)) @ on_shell for modes in (_score(drawn, truth), moved.abs()))  # (C, shells)
+    held = units > ROUNDING * units.amax(1, keepdim=True)
+    return (scores / units.where(held, torch.inf)).sum(1) / held.sum(1)
 
 
 def _score(members: Tensor, true: Tensor) -> Tensor:
@@ -86,9 +90,9 @@ def _modes(field: Tensor, periodic: Sequence[bool]) -> Tensor:
 
 
 def _membership(grid: Sequence[int], periodic: Sequence[bool], *, like: Tensor) -> Tensor:
-    """Which mode is on which of the shells 1 ... N // 3, as ones among zeros (modes, shells)."""
-    last = min(grid) // 3
+    """Which mode is on which of the shells 1 ... N // 2, as ones among zeros (modes, shells)."""
+    last = min(grid) // 2
     if last < 1:
-        raise ValueError(f"an ensemble's shells need at least 3 points per side, got {tuple(grid)}; use a finer grid")
+        raise ValueError(f"an ensemble's shells need at least 2 points per side, got {tuple(grid)}; use a finer grid")
     shells = shell_numbers(grid, periodic, device=like.device).flatten()
     return (shells[:, None] == torch.arange(1, last + 1, device=like.device)).to(like.dtype)
