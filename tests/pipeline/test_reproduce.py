@@ -222,6 +222,9 @@ def test_plan_says_what_is_left_of_the_parts(space: Workspace, tmp_path: Path) -
     assert before["cost"].startswith("measure into ")
     assert before["lorenz"].startswith("measure 0.8 min")
     assert before["figures"].startswith("Lorenz-63, then those of the cells above")
+    assert before["long"].startswith("roll out kf128-coarse-ergoformer")
+    assert before["long"].endswith("unknown")
+    assert before["cost,"].startswith("lorenz, long, figures: at least ")
     done = shutil.copytree(space.root / "results", tmp_path / "results")
     for path in (cost_path(done, CPU), lorenz_path(done)):
         path.parent.mkdir(parents=True)

@@ -170,23 +170,31 @@ def print_plan(
             left = _left_to_do(recipe, workspace, seed, results)
             minutes = _minutes(recipe, known) if "train" in left else 0.0
             total, guessed = total + (minutes or 0.0), guessed and minutes is not None
-            shown = "unknown" if minutes is None else f"{minutes:.1f} min" if minutes else ""
-            table.add_row(recipe.name, str(seed), ", ".join(left) or "done", shown)
-    further = 0.0
+            table.add_row(recipe.name, str(seed), ", ".join(left) or "done", _shown(minutes))
+    further, foreseen = 0.0, True
     for part in parts:
         left_of_part, seconds = _part_to_do(part, results, device, bool(total or not guessed))
-        further += seconds / SECONDS_PER_MINUTE
-        table.add_row(part, "", left_of_part, f"{seconds / SECONDS_PER_MINUTE:.1f} min" if seconds else "")
+        minutes = None if seconds is None else seconds / SECONDS_PER_MINUTE
+        further, foreseen = further + (minutes or 0.0), foreseen and minutes is not None
+        table.add_row(part, "", left_of_part, _shown(minutes))
     console.print(table)
-    minutes_in_all = f"{'' if guessed else 'at least '}{total:.1f} min in all" if total or guessed else "unknown time"
     if recipes:
-        console.print(f"training: {minutes_in_all}; simulating, rolling out and scoring come on top")
+        console.print(f"training: {_in_all(total, guessed)}; simulating, rolling out and scoring come on top")
     if parts:
-        console.print(f"{', '.join(parts)}: about {further:.1f} min in all")
+        console.print(f"{', '.join(parts)}: {_in_all(further, foreseen)}")
 
 
-def _part_to_do(part: str, results: Path, device: torch.device, cells_change: bool) -> tuple[str, float]:
-    """What is left of a part, in words, and how many seconds that takes."""
+def _shown(minutes: float | None) -> str:
+    return "unknown" if minutes is None else f"{minutes:.1f} min" if minutes else ""
+
+
+def _in_all(minutes: float, known: bool) -> str:
+    """A sum of minutes in words; `known` says whether it has all its terms."""
+    return f"{'' if known else 'at least '}{minutes:.1f} min in all" if minutes or known else "unknown time"
+
+
+def _part_to_do(part: str, results: Path, device: torch.device, cells_change: bool) -> tuple[str, float | None]:
+    """What is left of a part, in words, and how many seconds that takes, as far as that is known."""
     if part == "cost":
         path = cost_path(results, device)
         return ("done", 0.0) if is_measured(path) else (f"measure into {path.name}", expected_seconds(results, device))
@@ -194,8 +202,7 @@ def _part_to_do(part: str, results: Path, device: torch.device, cells_change: bo
         return ("done", 0.0) if lorenz_path(results).exists() else ("measure", LORENZ_SECONDS)
     if part == "long":
         left = long_to_do(results)
-        # How long that takes depends on the machine alone, and no result says so.
-        return (f"roll out {', '.join(left)}" if left else "done"), 0.0
+        return (f"roll out {', '.join(left)}", None) if left else ("done", 0.0)
     count = len(figures_to_draw(gather(results), results)) if results.is_dir() else 0
     drawn = [f"draw {count}"] if count else []
     later = [] if lorenz_path(results).exists() else ["Lorenz-63"]

@@ -65,10 +65,12 @@ class ObjectiveConfig:
         """Check the ranges."""
         if self.unroll < 1:
             raise ValueError(f"unroll must be at least 1, got {self.unroll}; 1 is one-step training")
-        if self.members < 1 or (self.members > 1 and (self.noise == 0 or self.sobolev_order > 0)):
+        if self.members < 1:
+            raise ValueError(f"members must be at least 1, got {self.members}; 1 is a forecast of the mean")
+        if self.members > 1 and (self.noise == 0 or self.sobolev_order > 0):
             raise ValueError(
-                f"members must be 1, or more with noise that tells them apart and without a Sobolev error, got "
-                f"{self.members} with noise {self.noise} and order {self.sobolev_order}; set objective.noise=0.01"
+                f"{self.members} members need noise that tells them apart and no Sobolev error, got noise {self.noise} "
+                f"and order {self.sobolev_order}; set objective.noise=0.01 and objective.sobolev_order=0"
             )
         if not 0 <= self.unroll_from < 1:
             raise ValueError(f"unroll_from must be in [0, 1), got {self.unroll_from}; 0 unrolls from the start")
