@@ -59,7 +59,7 @@ def lasts(evidence: Evidence) -> Verdict:
         scores = group.first.scores
         metrics, share = scores["metrics"], min(scores["survival"]["fraction"], share_in_range(scores))
         limits = {key: FLOORS * metrics[key]["floor"]["value"] for key in WITHIN_FLOOR}
-        limits |= {"lambda1_error": EXPONENT_ERROR} if "lambda1_error" in metrics else {}
+        limits["lambda1_error"] = EXPONENT_ERROR
         faults += [f"{_name(group)}: {share:.0%} survive in range"] if share < 1 else []
         for key, limit in limits.items():
             value = finite_or_none(metrics[key]["rows"]["model"]["value"])

@@ -69,7 +69,8 @@ COMPARISONS = (
         command="table2",
         remark="Planes of our own channel; a y–z plane is an open system, so no model can beat the conditional mean. "
         "Planes of one simulation replay each other downstream and count as trajectories of their own, so intervals "
-        "and floors are too narrow here, by a factor of up to four.",
+        "and floors are too narrow here, by a factor of up to four. The printed grid is that of `tcf192`; `tcf96` has "
+        "half the cells a side and stands in for it, because the 76 GB of `tcf192` did not fit on the machine.",
         open_ended=True,
     ),
     Comparison(
