@@ -106,21 +106,29 @@ def test_a_stopped_simulation_continues_identically(workspace: Workspace, tmp_pa
     assert torch.equal(TrajectoryStore(part.dataset("tcf32")).load("train", device="cpu"), whole)
 
 
-def test_a_simulation_killed_between_a_segment_and_its_state_continues_identically(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("last_kept", [0, 1])
+def test_a_simulation_killed_after_its_last_kept_state_continues_identically(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_kept: int
 ) -> None:
+    """Two segments are on disk, and the state of the spin-up or of the first of them."""
     dataset, part = tiny("dataset.train=6").dataset, Workspace(tmp_path)
-    keep = simulate_channel._keep
+    keep, kept = simulate_channel._keep, []
 
     def die(folder: Path, split: str, segments: int, state: torch.Tensor) -> None:
         if (split, segments) == ("train", 2):
             raise KeyboardInterrupt
-        keep(folder, split, segments, state)
+        if split != "train" or segments <= last_kept:
+            keep(folder, split, segments, state)
+            kept.append((split, segments))
 
+    monkeypatch.setattr(simulate_channel, "KEEP_SECONDS", 0.0)
     monkeypatch.setattr(simulate_channel, "_keep", die)
     with pytest.raises(KeyboardInterrupt):
         simulate(dataset, part, device=CPU, console=console())
+    assert kept[-1] == ("train", last_kept)
+    assert len(list(part.dataset("tcf32").glob("data/train/*.hdf5"))) == 2
     monkeypatch.setattr(simulate_channel, "_keep", keep)
+    monkeypatch.setattr(simulate_channel, "spun_up", lambda *_, **__: pytest.fail("the spin-up is on disk"))
     simulate(dataset, part, device=CPU, console=console())
     frames = TrajectoryStore(part.dataset("tcf32")).load("train", device="cpu")
     assert len(frames) == 6

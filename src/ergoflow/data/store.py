@@ -9,9 +9,11 @@ order of their names. Writing is in `shard_writer.py`, the layout in `layout.py`
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,17 +179,9 @@ class TrajectoryStore:
                 f"frames must satisfy 0 <= start < stop <= {shard.frames} and stride >= 1, "
                 f"got {start}, {stop}, {stride}; choose frames inside"
             )
-        frames = len(range(start, stop, stride))
-        values = np.empty((frames, len(shard.info.fields), *shard.info.grid), dtype=shard.dtype)
-        channel = 0
-        for field, dataset in zip(shard.stored, self._open(shard).fields, strict=True):
-            chosen = (row, slice(start, stop, stride)) if field.sample_varying else (slice(start, stop, stride),)
-            if field.order == 0:
-                dataset.read_direct(values, chosen, np.s_[:, channel])
-            else:
-                part = dataset[chosen].reshape(frames, *shard.info.grid, field.components)
-                values[:, channel : channel + field.components] = np.moveaxis(part, -1, 1)
-            channel += field.components
+        frames = range(start, stop, stride)
+        values = np.empty((len(frames), len(shard.info.fields), *shard.info.grid), dtype=shard.dtype)
+        self._read_into(values, shard, row, frames)
         return values
 
     def load(
@@ -201,20 +195,48 @@ class TrajectoryStore:
     ) -> Tensor:
         """Return trajectories (J, T, C, *grid) on a device, all of them where `trajectories` is None.
 
-        The result is allocated once and filled piece by piece, so the host never holds a second copy.
+        The result is allocated once and filled piece by piece, so the host never holds a second copy: a thread reads
+        the next piece into one of two buffers while the other goes to its place.
         """
         chosen = range(self.count(split)) if trajectories is None else trajectories
-        frames = self.num_frames(split)
-        info = self._shards(split)[0].info
-        kept = len(range(0, frames, stride))
-        loaded = torch.empty((len(chosen), kept, len(info.fields), *info.grid), device=device, dtype=dtype)
-        piece = max(1, LOAD_BYTES // (8 * len(info.fields) * int(np.prod(info.grid))))
-        for row, trajectory in enumerate(chosen):
-            for first in range(0, kept, piece):
-                last = min(first + piece, kept)
-                values = self.read_stored(split, trajectory, first * stride, (last - 1) * stride + 1, stride)
-                loaded[row, first:last].copy_(torch.from_numpy(values))
+        places = [self._locate(split, trajectory) for trajectory in chosen]
+        shard = self._shards(split)[0]
+        frames = range(0, shard.frames, stride)
+        shape = (len(shard.info.fields), *shard.info.grid)
+        loaded = torch.empty((len(places), len(frames), *shape), device=device, dtype=dtype)
+        length = min(len(frames), max(1, LOAD_BYTES // (8 * math.prod(shape))))
+        pieces = [(row, first) for row in range(len(places)) for first in range(0, len(frames), length)]
+        # From pinned memory a GPU fetches several times as fast.
+        room = torch.empty(2, 8 * length * math.prod(shape), dtype=torch.uint8, pin_memory=loaded.is_cuda).numpy()
+
+        def read(number: int) -> Tensor:
+            (row, first), buffer = pieces[number], room[number % 2]
+            part, of = frames[first : first + length], places[row][0].dtype
+            values = buffer.view(of)[: len(part) * math.prod(shape)].reshape(len(part), *shape)
+            self._read_into(values, *places[row], part)
+            return torch.from_numpy(values)
+
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            coming = [reader.submit(read, number) for number in range(min(1, len(pieces)))]
+            for number, (row, first) in enumerate(pieces, start=1):
+                values = coming.pop().result()
+                if number < len(pieces):
+                    coming.append(reader.submit(read, number))
+                loaded[row, first : first + length].copy_(values)
         return loaded
+
+    def _read_into(self, values: np.ndarray, shard: ShardLayout, row: int, frames: range) -> None:
+        """Fill an array (T, C, *grid) of the file's dtype with chosen frames of one of its trajectories."""
+        times = slice(frames.start, frames.stop, frames.step)
+        channel = 0
+        for field, dataset in zip(shard.stored, self._open(shard).fields, strict=True):
+            chosen = (row, times) if field.sample_varying else (times,)
+            if field.order == 0:
+                dataset.read_direct(values, chosen, np.s_[:, channel])
+            else:
+                part = dataset[chosen].reshape(len(frames), *shard.info.grid, field.components)
+                values[:, channel : channel + field.components] = np.moveaxis(part, -1, 1)
+            channel += field.components
 
     def _shards(self, split: str) -> tuple[ShardLayout, ...]:
         """Return the layouts of a split's files, read once, compared with each other and with the first split's."""

@@ -1,8 +1,9 @@
 """Turbulent channel flow to disk: one simulation per split, sampled on planes, segment after segment.
 
 A segment is one shard: `frames` frames on every plane, each plane one trajectory. The next segment continues where the
-last one ended, so the state is kept after each (`state/<split>.pt`) and a stopped run goes on from there. Splits never
-share a simulation: a downstream plane replays an upstream one some fifty frames later.
+last one ended, so the state is kept every half minute (`state/<split>.pt`) and a stopped run goes on from there; what
+came after that state is made once more, to the bit. Splits never share a simulation: a downstream plane replays an
+upstream one some fifty frames later.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from ergoflow.solvers.channel_statistics import check
 # The watch-dogs look at the flow this often during the spin-up, and at every tenth frame later.
 STEPS_PER_CHECK = 500
 FRAMES_PER_CHECK = 10
+# A state is gigabytes, and a segment takes seconds on a GPU.
+KEEP_SECONDS = 30.0
 # Frames that may wait for their writer; 8 planes of 192² are 7 MB.
 WAITING_FRAMES = 32
 # The paper's start: 50 domain-throughs behind a block, 50 more without it.
@@ -65,13 +68,17 @@ def make_channel(
         share = float("inf") if minutes is None else 60 * minutes * dataset.count(split) / total
         shards = [shard for shard in list_shards(dataset, folder) if shard.split == split]
         state, done = _resume(dataset, folder, split, len(shards) - to_make, device=device, console=console)
-        began = time.monotonic()
-        for number, shard in enumerate(shards[done:], start=done):
-            if number > 0 and time.monotonic() - began > share:
-                console.print(f"{dataset.name} {split}: {minutes:g} minutes are over after {number} segments")
+        began = kept = time.monotonic()
+        for shard in shards[done:]:
+            if done > 0 and time.monotonic() - began > share:
+                console.print(f"{dataset.name} {split}: {minutes:g} minutes are over after {done} segments")
                 break
             state = _segment(dataset, shard, state, device=device, console=console)
-            _keep(folder, split, number + 1, state)
+            done += 1
+            if time.monotonic() - kept > KEEP_SECONDS:
+                _keep(folder, split, done, state)
+                kept = time.monotonic()
+        _keep(folder, split, done, state)
         write_npz_atomic(folder / BOX_FILE, _faces(state, dataset.flow))
     if minutes is not None:
         console.print(f"{dataset.name}: {time.monotonic() - started:.0f} s in all")
@@ -120,19 +127,21 @@ def _resume(
 ) -> tuple[Tensor, int]:
     """The state to continue from a split's `segments` segments, kept on disk or spun up anew, and its own number.
 
-    It is one less where a run was killed between a segment and its state: that segment is made once more.
+    It is less where a run was killed after its last state was kept: those segments are made once more.
     """
     path = _state_path(folder, split)
     if path.exists():
         kept = torch.load(path, map_location=device, weights_only=True)
-        if kept["segments"] in (segments, segments - 1):
+        if kept["segments"] <= segments:
             return kept["state"], kept["segments"]
     if segments:
         raise ValueError(
-            f"{path} must hold the state after {segments} segments to continue {dataset.name} {split}, but does not; "
-            f"remove {folder / 'data' / split} to simulate this split again"
+            f"{path} must hold the state after at most {segments} segments to continue {dataset.name} {split}, "
+            f"but does not; remove {folder / 'data' / split} to simulate this split again"
         )
-    return spun_up(dataset, trajectory_seed(dataset, split, 0), device=device, console=console), 0
+    state = spun_up(dataset, trajectory_seed(dataset, split, 0), device=device, console=console)
+    _keep(folder, split, 0, state)
+    return state, 0
 
 
 def spun_up(dataset: ChannelDatasetConfig, seed: int, *, device: torch.device, console: Console) -> Tensor:
