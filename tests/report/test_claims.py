@@ -80,8 +80,10 @@ def test_a_comparison_of_one_or_two_columns_is_said_in_fewer_words(make_run: Mak
     reason = judged("its short-term errors are the smallest", two).reason
     assert reason == "the other way in 2 of 8 comparisons: uno: **both**; lower in all 8 comparisons"
     missing = judged("its short-term errors are the smallest", [*two[:5], make_run("tcf192-a3m", dataset="tcf192")])
-    assert missing.word == "not run yet"
+    assert missing.word == "not reproduced"
     assert missing.reason.endswith("uno: **both**; missing: tcf192: mno, uno, mwt, factformer")
+    good = judged("its short-term errors are the smallest", main_runs(make_run))
+    assert good == Verdict("not run yet", "lower in all 8 comparisons; missing: tcf192: a3m, mno, uno, mwt, factformer")
     one = main_runs(make_run, uno=0.01, mwt=0.049)
     for run in one:
         run.scores["metrics"]["tke_error"] = run.scores["metrics"]["me_ape"] | {"label": "TKE error"}
@@ -92,6 +94,29 @@ def test_a_claim_without_its_rows_is_not_run_yet_and_names_them(make_run: MakeRu
     runs = [run for run in main_runs(make_run) if not run.name.endswith("mwt")]
     assert judged("on KF256 the transformer is better", runs) == Verdict("not run yet", "kf256-coarse: mwt")
     assert judged("on TCF the transformer is better", runs).word == "not run yet"
+
+
+def test_one_counterexample_is_enough_whatever_is_missing(make_run: MakeRun) -> None:
+    """Of all four baselines only one is there: it can refute the claim, and cannot confirm it."""
+    claims = ("on TCF the transformer is better", "advantage over the best baseline on TCF")
+    for skill, word in ((0.09, "not run yet"), (0.01, "not reproduced")):
+        every = main_runs(make_run, "tcf96", factformer=skill)
+        part = [run for run in every if run.name.endswith(("a3m", "factformer"))]
+        for claim in claims:
+            verdict = judged(claim, part)
+            assert verdict.word == word
+            assert verdict.reason.endswith("tcf96: mno, uno, mwt")
+            assert (judged(claim, every).word == "not reproduced") == (word == "not reproduced")
+        assert judged(claims[0], [run for run in part if not run.name.endswith("a3m")]).word == "not run yet"
+
+
+def test_a_baseline_that_failed_does_not_take_the_advantage_away(make_run: MakeRun) -> None:
+    runs = main_runs(make_run)
+    for run in runs[:-1]:
+        run.scores["metrics"]["me_ape"]["rows"]["model"].update(value=None, low=None, high=None, verdict="failed")
+    verdict = judged("advantage over the best baseline on KF256", runs)
+    assert verdict.word == "reproduced"
+    assert "ME-APE: 100 (23.1)" in verdict.reason
 
 
 def test_a_failed_row_loses_to_any_number(make_run: MakeRun) -> None:
@@ -168,7 +193,7 @@ def test_errors_of_energy_are_judged_at_the_walls_alone(make_run: MakeRun) -> No
     ]
     verdict = judged("at top and bottom", runs)
     assert verdict.word == "reproduced"
-    assert "mno 0.75, uno 0.75, mwt 0.75, factformer 0.75, a3m 0" in verdict.reason
+    assert "a3m 0, mno 0.75, uno 0.75, mwt 0.75, factformer 0.75" in verdict.reason
     swapped = [with_curves(run, tke__model=edge if run.name.endswith("a3m") else middle) for run in runs]
     assert judged("at top and bottom", swapped).word == "not reproduced"
 

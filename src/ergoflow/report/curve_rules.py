@@ -11,7 +11,7 @@ import numpy as np
 
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.reproduction import BASELINES, comparison
-from ergoflow.report.rules import Verdict, as_text, is_lower, needed
+from ergoflow.report.rules import Verdict, against_all, as_text, is_lower, needed
 from ergoflow.report.runs import RunGroup
 
 #: Share of the rows at each wall that count as the boundary in Figure 3.
@@ -26,10 +26,7 @@ def decays(table: str, worse: Sequence[str]) -> Callable[[Evidence], Verdict]:
     The recovery is max over t of C(t) − min over s ≤ t of C(s).
     """
 
-    def rule(evidence: Evidence) -> Verdict:
-        found = needed(evidence, table, ("a3m", *worse))
-        if isinstance(found, Verdict):
-            return found
+    def judge(found: Mapping[str, RunGroup]) -> Verdict:
         curves = {row: group.curve("autocorrelation/model") for row, group in found.items()}
         first = found["a3m"].first
         truth, low, high = (first.curve(f"autocorrelation{end}/truth") for end in ("", "_low", "_high"))
@@ -38,11 +35,11 @@ def decays(table: str, worse: Sequence[str]) -> Callable[[Evidence], Verdict]:
             return Verdict("not reproduced", f"no correlation of a roll-out that failed: {', '.join(lost) or 'truth'}")
         allowed = max(_recovery(truth), float((high - low).max()))
         rises = {row: _recovery(curve) for row, curve in curves.items() if curve is not None}
-        good = rises["a3m"] <= allowed and all(rises[row] > allowed for row in worse)
+        good = rises["a3m"] <= allowed and all(rises[row] > allowed for row in worse if row in rises)
         shown = ", ".join(f"{row} {rise:.2g}" for row, rise in rises.items())
         return Verdict("reproduced" if good else "not reproduced", f"recovery {shown}; truth's own {allowed:.2g}")
 
-    return rule
+    return lambda evidence: against_all(evidence, table, "a3m", worse, judge)
 
 
 def boundary_energy(table: str) -> Callable[[Evidence], Verdict]:
@@ -51,16 +48,13 @@ def boundary_energy(table: str) -> Callable[[Evidence], Verdict]:
     mean |TKEp − TKEt| / mean TKEt over the outer eighth of the rows at each wall.
     """
 
-    def rule(evidence: Evidence) -> Verdict:
-        found = needed(evidence, table, (*BASELINES, "a3m"))
-        if isinstance(found, Verdict):
-            return found
+    def judge(found: Mapping[str, RunGroup]) -> Verdict:
         errors = {row: _boundary_error(group) for row, group in found.items()}
-        good = all(is_lower(errors["a3m"], errors[row]) for row in BASELINES)
+        good = all(is_lower(errors["a3m"], error) for row, error in errors.items() if row != "a3m")
         shown = ", ".join(f"{row} {as_text(error)}" for row, error in errors.items())
         return Verdict("reproduced" if good else "not reproduced", f"error of the TKE near the walls: {shown}")
 
-    return rule
+    return lambda evidence: against_all(evidence, table, "a3m", tuple(BASELINES), judge)
 
 
 def spectral_split(table: str, small: Sequence[str], large: Sequence[str]) -> Callable[[Evidence], Verdict]:

@@ -1,11 +1,13 @@
 """The rules that decide a claim of the paper from the scores of the runs, and what a rule returns.
 
 Each function makes a rule. Comparisons of two models use means; a difference beyond the 95 % intervals of both is in
-bold. A failed roll-out is an infinite error. A rule whose cells are missing says so, and decides nothing.
+bold. A failed roll-out is an infinite error. A rule whose cells are missing says so, and decides nothing, but that one
+counterexample refutes what is claimed of all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -34,13 +36,11 @@ def lower(
 ) -> Callable[[Evidence], Verdict]:
     """A rule: `better` has a lower mean than each of `worse` in every column (None: all printed ones) of a table."""
 
-    def rule(evidence: Evidence) -> Verdict:
-        found = needed(evidence, table, (better, *worse))
-        if isinstance(found, Verdict):
-            return found
+    def judge(found: Mapping[str, RunGroup]) -> Verdict:
         cells, labels = _cells(found), _labels(found)
         wanted = keys or comparison(table).printed.columns
-        columns = {row: [key for key in wanted if key in cells[better] and key in cells[row]] for row in worse}
+        others = [row for row in worse if row in found]
+        columns = {row: [key for key in wanted if key in cells[better] and key in cells[row]] for row in others}
         against = {
             row: [key for key in shared if _loses(cells[better][key], cells[row][key])]
             for row, shared in columns.items()
@@ -59,7 +59,7 @@ def lower(
         ]
         return Verdict("not reproduced", f"the other way in {lost} of {total} comparisons: {'; '.join(shown)}{note}")
 
-    return rule
+    return lambda evidence: against_all(evidence, table, better, worse, judge)
 
 
 def short_term(keys: Sequence[str] | None) -> bool:
@@ -68,28 +68,28 @@ def short_term(keys: Sequence[str] | None) -> bool:
 
 
 def advantage(table: str) -> Callable[[Evidence], Verdict]:
-    """A rule: (best baseline − ours)/best baseline is at least the printed percentage in every column."""
+    """A rule: (best baseline − ours)/best baseline is at least the printed percentage in every column.
 
-    def rule(evidence: Evidence) -> Verdict:
+    A baseline more can only make it less.
+    """
+
+    def judge(found: Mapping[str, RunGroup]) -> Verdict:
         chosen = comparison(table)
-        found = needed(evidence, table, (*BASELINES, "a3m"))
-        if isinstance(found, Verdict):
-            return found
         cells, labels, printed = _cells(found), _labels(found), chosen.printed.rows["Advantage (%)"]
         good, shown = True, []
         for key, least in zip(chosen.printed.columns, printed, strict=True):
-            values = [finite_or_none(cells[row][key].value) for row in BASELINES if key in cells[row]]
-            best, ours = min((v for v in values if v is not None), default=None), cells["a3m"].get(key)
-            if ours is None or ours.value is None or best is None or best == 0:
+            values = [finite_or_none(cells[row][key].value) for row in found if row != "a3m" and key in cells[row]]
+            best, ours = min((v for v in values if v is not None), default=math.inf), cells["a3m"].get(key)
+            if ours is None or ours.value is None or best == 0:
                 good = False
                 shown.append(f"{labels.get(key, key)}: failed ({least:g})")
                 continue
-            percent = 100 * (best - ours.value) / best
+            percent = 100 * (1 - ours.value / best)
             good = good and percent >= least
             shown.append(f"{labels[key]}: {in_digits(percent).replace('-', '−')} ({least:g})")
         return Verdict("reproduced" if good else "not reproduced", "ours (printed), per cent: " + ", ".join(shown))
 
-    return rule
+    return lambda evidence: against_all(evidence, table, "a3m", tuple(BASELINES), judge)
 
 
 def survives(tables: Sequence[str]) -> Callable[[Evidence], Verdict]:
@@ -167,8 +167,8 @@ def settled(word: Word, reason: str) -> Callable[[Evidence], Verdict]:
 
 
 def both(first: Verdict, second: Verdict) -> Verdict:
-    """The worse of two verdicts, with both reasons."""
-    order: tuple[Word, ...] = ("not run yet", "not reproduced", "not testable", "reproduced")
+    """The worse of two verdicts, with both reasons: what is refuted in one part is refuted."""
+    order: tuple[Word, ...] = ("not reproduced", "not run yet", "not testable", "reproduced")
     word = min((first.word, second.word), key=order.index)
     reasons = (f"missing: {v.reason}" if v.word == "not run yet" else v.reason for v in (first, second))
     return Verdict(word, "; ".join(reasons))
@@ -176,13 +176,37 @@ def both(first: Verdict, second: Verdict) -> Verdict:
 
 def needed(evidence: Evidence, table: str, rows: Sequence[str]) -> dict[str, RunGroup] | Verdict:
     """The groups of some rows, or the verdict that they are missing."""
+    found, missing = _measured(evidence, table, rows)
+    return Verdict("not run yet", missing) if missing else found
+
+
+def against_all(
+    evidence: Evidence,
+    table: str,
+    ours: str,
+    others: Sequence[str],
+    judge: Callable[[Mapping[str, RunGroup]], Verdict],
+) -> Verdict:
+    """The verdict on what is claimed of one row against each of the others.
+
+    With rows missing it stands where those that are there refute the claim; otherwise it waits for them.
+    """
+    found, missing = _measured(evidence, table, (ours, *others))
+    if not missing:
+        return judge(found)
+    verdict = judge(found) if ours in found and len(found) > 1 else None
+    if verdict is None or verdict.word != "not reproduced":
+        return Verdict("not run yet", missing)
+    return Verdict(verdict.word, f"{verdict.reason}. Not run yet: {missing}")
+
+
+def _measured(evidence: Evidence, table: str, rows: Sequence[str]) -> tuple[dict[str, RunGroup], str]:
+    """The groups of those rows that there are, and the names of the others."""
     tasks = comparison(table).tasks
     task = evidence.first_task(tasks)
-    found = {} if task is None else evidence.rows(task)
-    missing = [row for row in rows if row not in found]
-    if missing:
-        return Verdict("not run yet", f"{task or tasks[0]}: {', '.join(missing)}")
-    return {row: found[row] for row in rows}
+    there = {} if task is None else evidence.rows(task)
+    missing = ", ".join(row for row in rows if row not in there)
+    return {row: there[row] for row in rows if row in there}, missing and f"{task or tasks[0]}: {missing}"
 
 
 def _cells(groups: Mapping[str, RunGroup]) -> dict[str, Mapping[str, Cell]]:
