@@ -32,6 +32,28 @@ def test_linear_map_returns_the_logarithms_of_its_eigenvalues(method):
     assert exponents == pytest.approx(np.log(eigenvalues.numpy()) / 0.5, abs=1e-6)
 
 
+def test_the_differential_is_recorded_once_and_called_once_a_step():
+    """What `record` sees maps [z, q] to [f(z), f'(z) q], and what it returns is used in its place."""
+    seen, calls = [], []
+
+    def record(differential):
+        seen.append(differential)
+
+        def call(pair):
+            calls.append(pair)
+            value, pushed = differential(pair)
+            assert torch.equal(value, pair[0] ** 2)
+            assert torch.equal(pushed, 2 * pair[0] * pair[1])
+            return torch.stack((value, 3 * pushed))
+
+        return call
+
+    state = torch.ones(2, 1, dtype=torch.float64)
+    exponents = lyapunov_exponents(lambda z: z**2, state, 1, num_steps=5, warmup=2, record=record)
+    assert exponents == pytest.approx([math.log(3 * 2)])
+    assert (len(seen), len(calls)) == (1, 7)
+
+
 def test_exponents_of_the_doubling_cat_map_are_plus_and_minus_the_golden_rate():
     cat = torch.tensor([[2.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
     exponents = lyapunov_exponents(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+import ergoflow
 from ergoflow.ops.cuda_graph import graphed, is_differentiated
 
 
@@ -74,6 +75,22 @@ def test_derivatives_pass_by_the_recording() -> None:
     step(state.requires_grad_()).sum().backward()
     assert state.grad is not None
     assert state.grad.tolist() == [2, 2]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:`torch.jit.script.*` is deprecated:DeprecationWarning")
+def test_a_derivative_of_a_model_is_recorded_and_right() -> None:
+    """The differential of a shipped model, as `measure_exponents` records it: no warning, and what jvp itself gives."""
+    model = ergoflow.load("kf64-ergoformer").to("cuda")
+
+    def differential(pair: Tensor) -> Tensor:
+        return torch.stack(torch.func.jvp(model, (pair[0],), (pair[1],)))
+
+    pairs = torch.randn(3, 2, 4, 1, 64, 64, device="cuda")
+    recorded = graphed(differential)
+    with torch.no_grad():
+        for pair in pairs:
+            torch.testing.assert_close(recorded(pair), differential(pair), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu

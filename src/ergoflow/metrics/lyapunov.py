@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ def lyapunov_exponents(
     generator: torch.Generator | None = None,
     method: Literal["jvp", "finite_difference"] = "jvp",
     each: bool = False,
+    record: Callable[[Step], Step] = lambda differential: differential,
 ) -> np.ndarray:
     """Return the `count` largest exponents, largest first, per unit of `step_time`: (count,), the mean over the batch,
     or with `each` those of every entry, (B, count).
@@ -33,13 +35,15 @@ def lyapunov_exponents(
     step; lambda_i = <ln R_ii> / step_time after `warmup` steps that only align the tangents. `state` is (B,
     ...) on the attractor; the step must treat batch entries independently, since tangents travel along the
     batch axis. All in the state's dtype except the sum of logarithms. `generator` (a CPU one) draws the first
-    tangents; None is a fixed seed. "finite_difference" (central) serves steps without forward derivatives. A
-    trajectory that leaves the finite numbers gives inf, and the mean with it.
+    tangents; None is a fixed seed. With "jvp" the map [z, q] -> [step(z), D step(z) q] passes through `record`
+    first, which may make one CUDA graph of its many kernels. "finite_difference" (central) serves steps without
+    forward derivatives. A trajectory that leaves the finite numbers gives inf, and the mean with it.
     """
     _check(state, count, num_steps, warmup, step_time, method)
+    push: Push = _push_difference
     if method == "jvp":
         _load_forward_rules()
-    push = _push_jvp if method == "jvp" else _push_difference
+        push, step = _push_jvp, record(partial(_differential, step))
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     points = state[0].numel()
     draw = torch.randn(len(state), points, count, generator=generator, dtype=torch.float64)
@@ -67,12 +71,17 @@ def _load_forward_rules() -> None:
         torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
 
 
-def _push_jvp(step: Step, state: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
+def _differential(step: Step, pair: Tensor) -> Tensor:
+    """Return [step(z), D step(z) q] of [z, q], one tensor (2, B, ...) of states and directions."""
+    return torch.stack(torch.func.jvp(step, (pair[0],), (pair[1],)))
+
+
+def _push_jvp(differential: Step, state: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
     """Return step(z) and its derivative times each tangent; the tangents ride along the batch axis."""
     batch, points, count = tangents.shape
     copies = state.repeat_interleave(count, dim=0)  # (B count, ...)
     directions = tangents.transpose(1, 2).reshape(copies.shape)
-    values, pushed = torch.func.jvp(step, (copies,), (directions,))  # type: ignore[misc]
+    values, pushed = differential(torch.stack((copies, directions)))
     return values[::count].clone(), pushed.reshape(batch, count, points).transpose(1, 2)
 
 
