@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from ergoflow.config import ChannelDatasetConfig, Recipe, override
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.pipeline import simulate_channel
 from ergoflow.pipeline.report import report
-from ergoflow.pipeline.shards import trajectory_bytes
+from ergoflow.pipeline.shards import FrameQueue, Shard, trajectory_bytes
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.verify import verify
@@ -114,11 +116,11 @@ def test_a_simulation_killed_after_its_last_kept_state_continues_identically(
     dataset, part = tiny("dataset.train=6").dataset, Workspace(tmp_path)
     keep, kept = simulate_channel._keep, []
 
-    def die(folder: Path, split: str, segments: int, state: torch.Tensor) -> None:
+    def die(folder: Path, split: str, segments: int, state: torch.Tensor, written: Sequence[Future[None]] = ()) -> None:
         if (split, segments) == ("train", 2):
             raise KeyboardInterrupt
         if split != "train" or segments <= last_kept:
-            keep(folder, split, segments, state)
+            keep(folder, split, segments, state, written)
             kept.append((split, segments))
 
     monkeypatch.setattr(simulate_channel, "KEEP_SECONDS", 0.0)
@@ -135,6 +137,31 @@ def test_a_simulation_killed_after_its_last_kept_state_continues_identically(
     assert torch.equal(frames[:4], TrajectoryStore(workspace.dataset("tcf32")).load("train", device="cpu"))
     step = (frames[2, 1:] - frames[2, :-1]).flatten(1).norm(dim=1)
     assert float((frames[4, 0] - frames[2, -1]).norm()) < 2 * float(step.max())
+
+
+def test_no_state_is_kept_of_a_segment_that_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails under the second segment of train; what is there then is whole, and the run goes on from it."""
+    write, part = simulate_channel._write, Workspace(tmp_path)
+
+    def fail(dataset: ChannelDatasetConfig, shard: Shard, frames: FrameQueue) -> None:
+        if (shard.split, shard.first) == ("train", 2):
+            error = OSError("no room")
+            frames.fail(error)
+            raise error
+        write(dataset, shard, frames)
+
+    monkeypatch.setattr(simulate_channel, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(simulate_channel, "_write", fail)
+    with pytest.raises(OSError, match="no room"):
+        simulate(tiny().dataset, part, device=CPU, console=console())
+    folder = part.dataset("tcf32")
+    assert torch.load(folder / "state" / "train.pt", weights_only=True)["segments"] == 1
+    assert [path.name for path in (folder / "data" / "train").iterdir()] == ["tcf32_0000.hdf5"]
+    monkeypatch.setattr(simulate_channel, "_write", write)
+    simulate(tiny().dataset, part, device=CPU, console=console())
+    assert TrajectoryStore(folder).count("train") == 4
 
 
 def test_a_missing_state_is_named(workspace: Workspace, tmp_path: Path) -> None:

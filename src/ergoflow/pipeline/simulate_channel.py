@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,8 @@ from ergoflow.solvers.channel_statistics import check
 # The watch-dogs look at the flow this often during the spin-up, and at every tenth frame later.
 STEPS_PER_CHECK = 500
 FRAMES_PER_CHECK = 10
+# Segments that may be written at the same time: the one that is simulated and the one before, which goes to the disk.
+WRITERS = 2
 # A state is gigabytes, and a segment takes seconds on a GPU.
 KEEP_SECONDS = 30.0
 # Frames that may wait for their writer; 8 planes of 192² are 7 MB.
@@ -69,44 +72,55 @@ def make_channel(
         shards = [shard for shard in list_shards(dataset, folder) if shard.split == split]
         state, done = _resume(dataset, folder, split, len(shards) - to_make, device=device, console=console)
         began = kept = time.monotonic()
-        for shard in shards[done:]:
-            if done > 0 and time.monotonic() - began > share:
-                console.print(f"{dataset.name} {split}: {minutes:g} minutes are over after {done} segments")
-                break
-            state = _segment(dataset, shard, state, device=device, console=console)
-            done += 1
-            if time.monotonic() - kept > KEEP_SECONDS:
-                _keep(folder, split, done, state)
-                kept = time.monotonic()
-        _keep(folder, split, done, state)
+        with ThreadPoolExecutor(max_workers=WRITERS) as writers:
+            written: list[Future[None]] = []
+            for shard in shards[done:]:
+                if done > 0 and time.monotonic() - began > share:
+                    console.print(f"{dataset.name} {split}: {minutes:g} minutes are over after {done} segments")
+                    break
+                state = _segment(dataset, shard, state, writers, written, device=device, console=console)
+                done += 1
+                if time.monotonic() - kept > KEEP_SECONDS:
+                    _keep(folder, split, done, state, written)
+                    kept = time.monotonic()
+            _keep(folder, split, done, state, written)
         write_npz_atomic(folder / BOX_FILE, _faces(state, dataset.flow))
     if minutes is not None:
         console.print(f"{dataset.name}: {time.monotonic() - started:.0f} s in all")
 
 
 def _segment(
-    dataset: ChannelDatasetConfig, shard: Shard, state: Tensor, *, device: torch.device, console: Console
+    dataset: ChannelDatasetConfig,
+    shard: Shard,
+    state: Tensor,
+    writers: ThreadPoolExecutor,
+    written: list[Future[None]],
+    *,
+    device: torch.device,
+    console: Console,
 ) -> Tensor:
-    """Write one shard, behind the simulation, and return the state after its last frame."""
+    """Return the state after a shard's last frame; its file, one more of the `written`, is whole some time later."""
     step = make_step(dataset.flow, substeps=dataset.steps_per_frame, device=device, impl=channel_impl(dataset, device))
     planes = dataset.planes[: shard.count]
     first = shard.first // len(dataset.planes) * dataset.frames
     title = f"simulate {dataset.name} {shard.title}"
+    # Nothing more is begun once a writer has failed.
+    for earlier in written:
+        if earlier.done():
+            earlier.result()
     frames = FrameQueue(WAITING_FRAMES)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        written = pool.submit(_write, dataset, shard, frames)
-        try:
-            with bar(console, title, dataset.frames * dataset.steps_per_frame, "steps") as advance:
-                for t in range(dataset.frames):
-                    state = step(state)
-                    if t % FRAMES_PER_CHECK == 0:
-                        check(state, dataset.flow, step=(first + t + 1) * dataset.steps_per_frame)
-                    frames.put(plane_velocities(state, planes, dataset.flow))
-                    advance(dataset.steps_per_frame)
-        except BaseException as error:
-            frames.fail(error)
-            raise
-        written.result()
+    written.append(writers.submit(_write, dataset, shard, frames))
+    try:
+        with bar(console, title, dataset.frames * dataset.steps_per_frame, "steps") as advance:
+            for t in range(dataset.frames):
+                state = step(state)
+                if t % FRAMES_PER_CHECK == 0:
+                    check(state, dataset.flow, step=(first + t + 1) * dataset.steps_per_frame)
+                frames.put(plane_velocities(state, planes, dataset.flow))
+                advance(dataset.steps_per_frame)
+    except BaseException as error:
+        frames.fail(error)
+        raise
     return state
 
 
@@ -227,7 +241,10 @@ def _state_path(folder: Path, split: str) -> Path:
     return folder / "state" / f"{split}.pt"
 
 
-def _keep(folder: Path, split: str, segments: int, state: Tensor) -> None:
+def _keep(folder: Path, split: str, segments: int, state: Tensor, written: Sequence[Future[None]] = ()) -> None:
+    """Keep the state after so many segments, once all their files are whole."""
+    for one in written:
+        one.result()
     path = _state_path(folder, split)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_atomically(path) as temporary:
