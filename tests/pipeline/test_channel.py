@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
@@ -17,13 +18,16 @@ from ergoflow.config import ChannelDatasetConfig, Recipe, override
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.pipeline import simulate_channel
 from ergoflow.pipeline.report import report
+from ergoflow.pipeline.runs import load_run
 from ergoflow.pipeline.shards import FrameQueue, Shard, trajectory_bytes
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
+from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.verify_solver import verify_solver
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import find_recipe
+from ergoflow.training.climate import HeldStep
 
 CPU = torch.device("cpu")
 TINY = [
@@ -202,6 +206,25 @@ def test_a_model_learns_and_is_scored_on_walls(workspace: Workspace) -> None:
         assert curves["wall/U_plus/truth"].shape == (8,)
     page = report(workspace, title="channel", console=Console(quiet=True))
     assert "tcf32-a3m" in page.read_text()
+
+
+def test_a_held_run_carries_its_climate_and_is_rolled_out_at_it(workspace: Workspace) -> None:
+    """Untrained, a net of states leaves at once: held, the energies of its waves come to those of the training data."""
+    recipe = dataclasses.replace(tiny("task.hold=0.9", "training.max_steps=1"), name="tcf32-held")
+    folder = train(recipe, workspace, seed=0, device=CPU, console=console())
+    data = TrajectoryStore(workspace.dataset("tcf32"))
+    frames = data.load("train", device="cpu")
+    free = load_run(folder)
+    held, free.step = free.step, free.step.step
+    assert isinstance(held, HeldStep)
+
+    def energy(states: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(states, dim=-1).abs().square().mean((0, 2))[:, 1:]
+
+    wanted = energy(frames.flatten(0, 1))
+    far = (energy(free(frames[:, 0])) / wanted).log().abs().median()
+    near = (energy(load_run(folder)(frames[:, 0])) / wanted).log().abs().median()
+    assert near < 0.2 * far
 
 
 def test_minutes_are_for_channels_only(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ class TaskConfig:
     any such part, roll-outs of a model with a bounded output stay bounded (`training.stepper.NormalizedStep`).
     `kept_means` names fields, by their place, whose mean over the grid no step changes.
     With `guard` the trained step is made dissipative far from the data (`training.dissipation.DissipativeStep`, with
-    the shell and scale of the objective), as MNO's authors do.
+    the shell and scale of the objective), as MNO's authors do. With `hold` the waves of every length, and the mean, are
+    drawn back to those of the training split by this share in each step of a roll-out (`training.climate.HeldStep`).
     """
 
     stride: int = 1
@@ -65,14 +66,19 @@ class TaskConfig:
     relaxation: float = 0.0
     kept_means: tuple[int, ...] = ()
     guard: bool = False
+    hold: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the stride and the relaxation."""
+        """Check the stride, the relaxation and what a roll-out is held by."""
         require(self.stride >= 1, f"task.stride must be at least 1 frame, got {self.stride}; raise it")
         require(
             self.relaxation == 0 or (0 < self.relaxation < 1 and self.predict == "increment"),
             f"task.relaxation must be in [0, 1), and 0 for a model of states, got {self.relaxation} for "
             f"{self.predict}s; set task.predict=increment or task.relaxation=0",
+        )
+        require(
+            0 <= self.hold < 1 and not (self.hold and self.guard),
+            f"task.hold must be in [0, 1), and 0 beside task.guard, got {self.hold}; 0.05 is a good first choice",
         )
 
 

@@ -30,6 +30,7 @@ from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.models.velocity import is_evenly_spaced
 from ergoflow.pipeline.workspace import Workspace, commit
 from ergoflow.training.checkpoint import WEIGHTS_FILE, load_weights
+from ergoflow.training.climate import Climate, HeldStep
 from ergoflow.training.dissipation import DissipativeStep, state_norm
 from ergoflow.training.stepper import NormalizedStep, PhysicalStep
 
@@ -38,13 +39,15 @@ RUN_FORMAT = 1
 SUMMARY_FILE = "training.json"
 # Neighbouring frames have nearly the same norm.
 RADIUS_STRIDE = 10
+CLIMATE_STRIDE = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """What a model must know of its data.
 
-    `radius` is the largest norm of the normalised training states, where the recipe needs it (None elsewhere).
+    `radius` is the largest norm of the normalised training states, and `climate` their mean and energies, where the
+    recipe needs them (None elsewhere).
     """
 
     fields: tuple[str, ...]
@@ -54,21 +57,28 @@ class RunFacts:
     step_seconds: float
     normalizer: Normalizer
     radius: float | None = None
+    climate: Climate | None = None
 
     @classmethod
     def of(
-        cls, info: DatasetInfo, normalizer: Normalizer, step_seconds: float, *, radius: float | None = None
+        cls,
+        info: DatasetInfo,
+        normalizer: Normalizer,
+        step_seconds: float,
+        *,
+        radius: float | None = None,
+        climate: Climate | None = None,
     ) -> RunFacts:
         """The facts of a data set."""
-        periodic = tuple(b == "PERIODIC" for b in info.boundaries)
         return cls(
             fields=info.fields,
             grid=info.grid,
             length=info.length,
-            periodic=periodic,
+            periodic=periodic_axes(info),
             step_seconds=step_seconds,
             normalizer=normalizer,
             radius=radius,
+            climate=climate,
         )
 
 
@@ -174,6 +184,7 @@ def write_run(folder: Path, recipe: Recipe, facts: RunFacts) -> None:
         "step_seconds": facts.step_seconds,
         "normalizer": facts.normalizer.to_dict(),
         "radius": facts.radius,
+        "climate": facts.climate and facts.climate.to_dict(),
     }
     write_text_atomic(folder / "recipe.json", json.dumps(to_dict(recipe), indent=2) + "\n")
     write_text_atomic(folder / "run.json", json.dumps(data, indent=2) + "\n")
@@ -197,6 +208,7 @@ def read_facts(folder: Path) -> RunFacts:
         step_seconds=data["step_seconds"],
         normalizer=Normalizer.from_dict(data["normalizer"]),
         radius=data.get("radius"),
+        climate=Climate.from_dict(data["climate"]) if data.get("climate") else None,
     )
 
 
@@ -243,7 +255,10 @@ def load_run(folder: Path, *, device: torch.device | str = "cpu") -> PhysicalSte
 
 
 def guarded(step: NormalizedStep, recipe: Recipe, facts: RunFacts) -> nn.Module:
-    """The step as it is rolled out: dissipative far from the data if the task asks for it."""
+    """The step as it is rolled out: held at its climate, or dissipative far from the data, if the task asks for it."""
+    if recipe.task.hold:
+        assert facts.climate is not None
+        return HeldStep(step, facts.climate, recipe.task.hold, periodic=facts.periodic)
     if not recipe.task.guard:
         return step
     assert facts.radius is not None
@@ -261,6 +276,21 @@ def training_radius(store: TrajectoryStore, normalizer: Normalizer) -> float:
         )
         for j in range(store.count("train"))
     )
+
+
+def training_climate(store: TrajectoryStore, normalizer: Normalizer) -> Climate:
+    """The climate of the normalised training states, over every CLIMATE_STRIDE-th frame."""
+    frames = store.num_frames("train")
+    batches = (
+        normalizer.normalize(torch.from_numpy(store.read("train", j, 0, frames, CLIMATE_STRIDE)))
+        for j in range(store.count("train"))
+    )
+    return Climate.of(batches, periodic_axes(store.info))
+
+
+def periodic_axes(info: DatasetInfo) -> tuple[bool, ...]:
+    """Which axes of a data set's grid are periodic."""
+    return tuple(boundary == "PERIODIC" for boundary in info.boundaries)
 
 
 def rollout_info(info: DatasetInfo, recipe: Recipe) -> DatasetInfo:

@@ -34,6 +34,7 @@ from ergoflow.pipeline.runs import (
     open_store,
     require_finite,
     require_same_run,
+    training_climate,
     training_radius,
     write_json,
     write_run,
@@ -75,7 +76,8 @@ def train(
         normalizer = normalizer_of(store, stride=recipe.task.stride)
         needs_radius = recipe.task.guard or recipe.objective.dissipativity_weight > 0
         radius = training_radius(store, normalizer) if needs_radius else None
-        facts = RunFacts.of(store.info, normalizer, recipe.step_seconds, radius=radius)
+        climate = training_climate(store, normalizer) if recipe.task.hold else None
+        facts = RunFacts.of(store.info, normalizer, recipe.step_seconds, radius=radius, climate=climate)
         # Built before an earlier run may be discarded: what cannot be built must not cost one.
         step = build_step(recipe, facts, seed=seed).to(context.device)
         needs = None

@@ -206,14 +206,16 @@ def ergoformer(recipe: Recipe) -> Recipe:
 
 
 def drawn(recipe: Recipe) -> Recipe:
-    """The same, drawing what a plane does not show in place of its mean.
+    """The same, drawing what a plane does not show in place of its mean, and held at the climate.
 
     Members are judged over a few steps. Over as many as a plane remembers (16), in the same time, they became weak.
+    What a few steps cannot show adds up over a thousand: hence held.
     """
     assert isinstance(recipe.model, ErgoformerConfig)
     return dataclasses.replace(
         recipe,
         name=f"{recipe.name}-drawn",
+        task=dataclasses.replace(recipe.task, hold=0.1),
         model=dataclasses.replace(recipe.model, noise=4),
         objective=dataclasses.replace(recipe.objective, noise=0.01, members=2, unroll_from=0.3),
     )

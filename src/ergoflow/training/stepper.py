@@ -66,7 +66,7 @@ class NormalizedStep(nn.Module):
             assert self.scale is not None
             start = state if self.relaxation == 0 else (1 - self.relaxation) * state
             moved = start + _per_channel(self.scale, moved) * moved
-        return _with_means_of(state, moved, self.kept_means) if self.kept_means else moved
+        return with_means_of(state, moved, self.kept_means)
 
 
 class PhysicalStep(nn.Module):
@@ -130,8 +130,10 @@ class NormalizedWindows:
             yield normalizer.normalize(batch, grid_ndim=batch.ndim - 3)
 
 
-def _with_means_of(state: Tensor, moved: Tensor, channels: Sequence[int]) -> Tensor:
-    """A copy of the moved state (B, C, *grid) in which some channels have the mean over the grid that the state has."""
+def with_means_of(state: Tensor, moved: Tensor, channels: Sequence[int]) -> Tensor:
+    """The moved state (B, C, *grid), but some channels with the mean over the grid that the state has, in a copy."""
+    if not channels:
+        return moved
     moved, grid = moved.clone(), tuple(range(1, state.ndim - 1))
     for channel in channels:
         change = (moved[:, channel] - state[:, channel]).mean(grid, keepdim=True)
