@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ergoflow.ops.inference import recorded_inference
 from ergoflow.training.climate import Climate, HeldStep
 from ergoflow.training.stepper import NormalizedStep
 
@@ -111,7 +112,37 @@ def test_kept_means_stay_kept_and_nothing_at_all_becomes_a_number() -> None:
     assert torch.isfinite(step(climate.mean.expand(1, 2, 6, 16))).all()
 
 
+@pytest.mark.parametrize("grid", [(6, 12), (8, 16)])
+def test_another_grid_is_refused(grid: tuple[int, int]) -> None:
+    step = HeldStep(
+        NormalizedStep(nn.Identity()), Climate.of([states((6, 16))], (False, True)), 0.1, periodic=(False, True)
+    )
+    with pytest.raises(ValueError, match=r"grid of its training data, got \(\d+, 1"):
+        step(states(grid))
+
+
+def test_products_in_half_precision_are_those_of_the_model_alone() -> None:
+    fields = states((6, 16))
+    step = HeldStep(NormalizedStep(nn.Identity()), Climate.of([fields], (False, True)), 0.3, periodic=(False, True))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = step(2 * fields)
+    assert torch.equal(half, step(2 * fields))
+
+
 def test_a_flow_between_walls_alone_cannot_be_held() -> None:
     climate = Climate(mean=torch.zeros(1, 4), energy=torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"an axis along which the flow is periodic.*task\.hold=0"):
         HeldStep(NormalizedStep(nn.Identity()), climate, 0.1, periodic=(False,))
+
+
+@pytest.mark.gpu
+def test_a_held_step_is_recorded_as_one_graph() -> None:
+    fields = states((6, 16))
+    step = HeldStep(
+        NormalizedStep(nn.Softplus(), kept_means=(0,)), Climate.of([fields], (False, True)), 0.3, periodic=(False, True)
+    ).to("cuda")
+    recorded = recorded_inference(step, precision="fp32", device=torch.device("cuda"))
+    with torch.inference_mode():
+        for scale in (1.0, 2.0):
+            state = scale * fields.to("cuda")
+            torch.testing.assert_close(recorded(state), step(state))

@@ -38,7 +38,7 @@ class Climate(NamedTuple):
     def of(cls, states: Iterable[Tensor], periodic: Sequence[bool]) -> Climate:
         """The climate of normalised states, given as batches (N, C, *grid); they are gone through once.
 
-        The energy about the mean is that about zero less what the mean itself has, which is in shell 0 alone.
+        Their mean need not be known before: it is in shell 0 alone.
         """
         axes = _periodic_axes(periodic)
         mean, energy, count = torch.zeros(()), torch.zeros(()), 0
@@ -83,7 +83,13 @@ class HeldStep(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """x' of shape (B, C, *grid)."""
+        self._require_grid(state)
         moved = self.step(state)
+        # The sum over a shell is a product.
+        with torch.autocast(state.device.type, enabled=False):
+            return with_means_of(moved, self._held(moved), self.step.kept_means)
+
+    def _held(self, moved: Tensor) -> Tensor:
         modes = _modes(moved - self.mean, self.axes)
         energy = _energies(modes, moved.shape, self.axes)
         held = self.energy > ROUNDING * self.energy.amax(1, keepdim=True)
@@ -95,8 +101,16 @@ class HeldStep(nn.Module):
         sizes = [1 if axis not in self.axes else modes.shape[axis] for axis in range(2, moved.ndim)]
         modes = modes * gain.reshape(*gain.shape[:2], *sizes)
         kept = [moved.shape[axis] for axis in self.axes]
-        result = self.mean + torch.fft.irfftn(modes, s=kept, dim=self.axes, norm="forward")
-        return with_means_of(moved, result, self.step.kept_means)
+        return self.mean + torch.fft.irfftn(modes, s=kept, dim=self.axes, norm="forward")
+
+    def _require_grid(self, state: Tensor) -> None:
+        """Refuse another grid than that of the climate: it has other waves, and other points between the walls."""
+        walls = [1 if axis in self.axes else state.shape[axis] for axis in range(2, state.ndim)]
+        if list(self.mean.shape[1:]) != walls or self.energy.shape[1] != _last_shell(state.shape, self.axes):
+            raise ValueError(
+                f"a held step needs the grid of its training data, got {tuple(state.shape[2:])}; "
+                "interpolate the state to that grid, or set task.hold=0 and train anew"
+            )
 
 
 def _periodic_axes(periodic: Sequence[bool]) -> tuple[int, ...]:
