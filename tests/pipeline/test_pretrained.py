@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from ergoflow.cli import main
-from ergoflow.config import EvaluationConfig, KolmogorovDatasetConfig, Recipe, override
+from ergoflow.config import EvaluationConfig, KolmogorovDatasetConfig, Recipe, override, to_dict
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.pipeline import check, demo_data, long, pretrained, reference
 from ergoflow.pipeline import demo as demo_verb
@@ -113,6 +113,16 @@ def test_other_weights_are_noticed(exported: Path, relative: float) -> None:
     change_weights(exported, relative)
     with pytest.raises(ValueError, match="must reproduce its shipped errors"):
         run_check(exported).require(exported)
+
+
+def test_a_model_that_draws_its_forecasts_is_not_exported(run: Path, tmp_path: Path) -> None:
+    drawing = shutil.copytree(run, tmp_path / "run")
+    recipe = json.loads((drawing / "recipe.json").read_text())
+    recipe["model"] = to_dict(find_recipe("tcf96-ergoformer-drawn").model)
+    (drawing / "recipe.json").write_text(json.dumps(recipe))
+    with pytest.raises(ValueError, match=r"same on every machine.*draws them \(model\.noise=4\)"):
+        export_model(drawing, tmp_path / "shelf")
+    assert not (tmp_path / "shelf").exists()
 
 
 def test_an_embellished_score_is_noticed(exported: Path) -> None:

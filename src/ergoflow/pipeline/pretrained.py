@@ -18,6 +18,7 @@ import torch
 
 from ergoflow.config import Recipe, load_recipe
 from ergoflow.data.files import write_bytes_atomic
+from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.pipeline.check import LEAD, write_check
 from ergoflow.pipeline.runs import SUMMARY_FILE, build_step, is_trained, read_facts, write_run
 from ergoflow.pipeline.workspace import Workspace
@@ -66,7 +67,13 @@ def export_model(folder: Path, target: Path) -> Path:
     """
     if not is_trained(folder) or not (folder / "scores.json").exists():
         raise ValueError(f"a scored run was expected in {folder}, but it is not complete; train and score it first")
-    model = build_step(load_recipe(folder / "recipe.json"), read_facts(folder), seed=0).model
+    recipe = load_recipe(folder / "recipe.json")
+    if isinstance(recipe.model, ErgoformerConfig) and recipe.model.noise:
+        raise ValueError(
+            f"a model whose forecasts are the same on every machine was expected, got {recipe.name}, which draws them "
+            f"(model.noise={recipe.model.noise}); share its run folder: `ergoflow.load` takes that, too"
+        )
+    model = build_step(recipe, read_facts(folder), seed=0).model
     metadata = load_weights(model, folder / WEIGHTS_FILE)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype == torch.float32:
