@@ -37,6 +37,12 @@ def test_override_changes_one_setting_and_nothing_else() -> None:
     assert dataclasses.replace(after, training=before.training) == before
 
 
+def test_a_roll_out_is_held_or_guarded() -> None:
+    assert override(find_recipe("kf64-a3m"), ["task.hold=0.1"]).task.hold == 0.1
+    with pytest.raises(ValueError, match="either held or guarded"):
+        override(find_recipe("kf64-mno"), ["task.hold=0.1"])
+
+
 def test_override_types_values() -> None:
     recipe = override(
         find_recipe("kf64-a3m"),
@@ -57,6 +63,7 @@ def test_override_types_values() -> None:
     ("assignment", "expected"),
     [
         ("training.epoch=5", "unknown key 'training.epoch'; did you mean epochs"),
+        ("task.hold=1", "task.hold must be in [0, 1), got 1.0"),
         ("trainning.epochs=5", "unknown key 'trainning'; did you mean training"),
         ("training.epochs=five", "training.epochs must be of type int, got 'five'"),
         ("training.epochs=true", "training.epochs must be of type int, got True"),

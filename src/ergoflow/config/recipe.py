@@ -76,9 +76,10 @@ class TaskConfig:
             f"task.relaxation must be in [0, 1), and 0 for a model of states, got {self.relaxation} for "
             f"{self.predict}s; set task.predict=increment or task.relaxation=0",
         )
+        require(0 <= self.hold < 1, f"task.hold must be in [0, 1), got {self.hold}; 0.1 is a good first choice")
         require(
-            0 <= self.hold < 1 and not (self.hold and self.guard),
-            f"task.hold must be in [0, 1), and 0 beside task.guard, got {self.hold}; 0.05 is a good first choice",
+            not (self.hold and self.guard),
+            f"a roll-out is either held or guarded, got task.hold={self.hold} beside task.guard; set one of them",
         )
 
 
