@@ -30,7 +30,8 @@ class Shrunk(nn.Module):
 def states(grid: tuple[int, ...], count: int = 40, seed: int = 0) -> Tensor:
     """Noise of unit variance about a mean that depends on the channel and on the place along every axis."""
     noise = torch.randn(count, 2, *grid, generator=torch.Generator().manual_seed(seed))
-    return noise + torch.tensor([0.5, -2.0]).reshape(2, *(1,) * len(grid))
+    places = torch.meshgrid(*(torch.linspace(0, 1, points) for points in grid), indexing="ij")
+    return noise + torch.tensor([0.5, -2.0]).reshape(2, *(1,) * len(grid)) * (1 + sum(places))
 
 
 def energies(fields: Tensor, mean: Tensor, periodic: tuple[bool, ...]) -> Tensor:

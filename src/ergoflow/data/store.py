@@ -206,7 +206,7 @@ class TrajectoryStore:
         loaded = torch.empty((len(places), len(frames), *shape), device=device, dtype=dtype)
         length = min(len(frames), max(1, LOAD_BYTES // (8 * math.prod(shape))))
         pieces = [(row, first) for row in range(len(places)) for first in range(0, len(frames), length)]
-        # From pinned memory a GPU fetches several times as fast.
+        # A GPU fetches faster from pinned memory.
         room = torch.empty(2, 8 * length * math.prod(shape), dtype=torch.uint8, pin_memory=loaded.is_cuda).numpy()
 
         def read(number: int) -> Tensor:

@@ -106,7 +106,7 @@ def measure_exponents(
                 step_time=recipe.step_seconds,
                 method=method,
                 each=True,
-                # On a GPU a derivative is some thousand launches: 210 ms where a recorded step takes 5.
+                # Launched kernel by kernel it takes 210 ms for 8 states of 128² on an H200.
                 record=lambda differential: counted(graphed(differential)),
             )
 

@@ -36,7 +36,7 @@ STEPS_PER_CHECK = 500
 FRAMES_PER_CHECK = 10
 # Segments that may be written at the same time: the one that is simulated and the one before, which goes to the disk.
 WRITERS = 2
-# A state is gigabytes, and a segment takes seconds on a GPU.
+# A state is up to gigabytes, and a segment takes seconds on a GPU.
 KEEP_SECONDS = 30.0
 # Frames that may wait for their writer; 8 planes of 192² are 7 MB.
 WAITING_FRAMES = 32

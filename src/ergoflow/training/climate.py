@@ -7,8 +7,8 @@ axes that end at walls. A step f held by the share a goes to
     x'_k = f_k (E_n / e_n(f))^(a/2),  n > 0,        x'_0 = (1 - a) f_0,
 
 with E_n the mean of e_n over the training states. ln e_n so closes the part a of its distance from ln E_n in each step,
-as in the thermostat of Berendsen et al. (1984). Energy that moves about E_n within 1/a steps is hardly touched. That of
-a model which takes the part r of it in every step settles at E_n exp(-r (1 - a) / a) in place of zero.
+as in the thermostat of Berendsen et al. (1984). Energy that moves about E_n within 1/a steps is hardly touched. Where a
+model lets ln e_n fall by r in every step, e_n settles at E_n exp(-r (1 - a) / a) in place of zero.
 
 What a model draws or damps a little too much in each step adds up over thousands; one step of data does not show it.
 """
