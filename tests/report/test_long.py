@@ -51,6 +51,8 @@ def test_each_limit_is_one(make_run: MakeRun, changes: dict, reason: str) -> Non
 def test_a_model_lasts_within_all_limits(make_run: MakeRun) -> None:
     for changes in ({}, {"skill": 0.0899, "exponent": 0.1}):
         assert lasts(evidence(make_run, **changes)).word == "reproduced"
+    # ME-LRw .025 and the floor .03 are the worse of the two.
+    assert lasts(evidence(make_run)).reason == "spectra within 0.83 floors, λ₁ within 5.0%: kf128-coarse-ergoformer"
 
 
 @pytest.mark.parametrize("key", ["fraction", "energy_in_range@1000", "enstrophy_in_range@1000"])

@@ -54,20 +54,25 @@ def lasts(evidence: Evidence) -> Verdict:
     """A rule: shipped models survive in the truth's range, spectra within 1.5 floors, largest exponents within 10 %."""
     if not evidence.long or _missing(evidence):
         return Verdict("not run yet", ", ".join(_missing(evidence)) or "`ergoflow reproduce long`")
-    faults = []
+    faults, spectra, exponents = [], [], []
     for group in evidence.long:
         scores = group.first.scores
         metrics, share = scores["metrics"], min(scores["survival"]["fraction"], share_in_range(scores))
-        limits = {key: FLOORS * metrics[key]["floor"]["value"] for key in WITHIN_FLOOR}
-        limits["lambda1_error"] = EXPONENT_ERROR
+        floors = {key: metrics[key]["floor"]["value"] for key in WITHIN_FLOOR}
+        limits = {key: FLOORS * floor for key, floor in floors.items()} | {"lambda1_error": EXPONENT_ERROR}
         faults += [f"{_name(group)}: {share:.0%} survive in range"] if share < 1 else []
-        for key, limit in limits.items():
-            value = finite_or_none(metrics[key]["rows"]["model"]["value"])
-            if value is None or value > limit:
-                faults.append(f"{_name(group)}: {LIMITED[key]} {as_text(value)}, at most {limit:.3g} allowed")
+        values = {key: finite_or_none(metrics[key]["rows"]["model"]["value"]) for key in limits}
+        for key, value in values.items():
+            if value is None or value > limits[key]:
+                faults.append(f"{_name(group)}: {LIMITED[key]} {as_text(value)}, at most {limits[key]:.3g} allowed")
+            elif key in floors:
+                spectra.append(value / floors[key])
+            else:
+                exponents.append(value)
     if faults:
         return Verdict("not reproduced", "; ".join(faults))
-    return Verdict("reproduced", ", ".join(_name(group) for group in evidence.long))
+    worst = f"spectra within {max(spectra):.2g} floors, λ₁ within {max(exponents):.1%}"
+    return Verdict("reproduced", f"{worst}: {', '.join(_name(group) for group in evidence.long)}")
 
 
 def _missing(evidence: Evidence) -> list[str]:
