@@ -88,8 +88,11 @@ def test_statistics_of_roll_outs_that_left_are_marked_and_the_mark_is_explained(
 
 def test_missing_rows_are_named_and_an_empty_table_says_how_to_make_it(make_run: MakeRun) -> None:
     runs = [run for run in table_1(make_run) if not run.name.endswith("mwt")]
-    assert "Not run yet: mwt." in block("table1", runs)
+    assert "Not run yet: mwt, a3m-common, convnext, ergoformer." in block("table1", runs)
     assert "Not run yet: `ergoflow reproduce table2`" in block("table2", runs)
+    seeds = [make_run("kf128-coarse-a3m", dataset="kf128-coarse", seed=seed) for seed in (0, 1, 2)]
+    seeds.append(make_run("kf128-coarse-convnext", dataset="kf128-coarse", seed=1))
+    assert "Not run yet: factformer, convnext with seed 0 and 2, ergoformer." in block("seeds", seeds)
     assert "|" not in table_block(comparison("table1"), Evidence())
 
 

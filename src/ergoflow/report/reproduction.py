@@ -16,15 +16,18 @@ from ergoflow.report.runs import RunGroup, RunView, survival_text
 from ergoflow.report.tables import STRAYED, Cell, Row, Table, build_table
 
 BASELINES = {"mno": "MNO", "uno": "UNO", "mwt": "MWT", "factformer": "FactFormer"}
-MAIN_ROWS = {**BASELINES, "a3m": "Ours"}
+# Rows without a printed twin.
+UNPRINTED = dict.fromkeys(("a3m-common", "convnext", "ergoformer"), "")
+MAIN_ROWS = {**BASELINES, "a3m": "Ours", **UNPRINTED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A printed table and the runs held against it: recipes `<task>-<row>`, the first task that has any run.
 
-    `rows` maps what follows the task in a recipe's name to the printed row; with `open_ended` every other recipe of the
-    task is a row, too. `command` makes the cells; `remark` says how the set-up differs from the printed one.
+    `rows` maps what follows the task in a recipe's name to the printed row, or to "" where none is printed; with
+    `open_ended` every other recipe of the task is a row, too. Each row is run with all of `seeds`. `command` makes the
+    cells; `remark` says how the set-up differs from the printed one.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Comparison:
     command: str
     remark: str
     open_ended: bool = False
+    seeds: tuple[int, ...] = (0,)
 
 
 COMPARISONS = (
@@ -54,7 +58,7 @@ COMPARISONS = (
         title="Table 1 to the letter: the decaying flow, 0.02 s",
         printed=TABLE_1,
         tasks=("kf256-transient",),
-        rows=MAIN_ROWS,
+        rows={"factformer": "FactFormer", "a3m": "Ours", "convnext": ""},
         command="table1-transient",
         remark="No spin-up, as printed: the flow decays for all of its ten seconds, so there is no long-term truth. "
         "Statistics compare the same ten seconds of both.",
@@ -65,7 +69,7 @@ COMPARISONS = (
         title="Table 2: turbulent channel",
         printed=TABLE_2,
         tasks=("tcf192", "tcf96"),
-        rows=MAIN_ROWS,
+        rows=MAIN_ROWS | {"ergoformer-drawn": ""},
         command="table2",
         remark="Planes of our own channel; a y–z plane is an open system, so no model can beat the conditional mean. "
         "Planes of one simulation replay each other downstream and count as trajectories of their own, so intervals "
@@ -104,10 +108,11 @@ COMPARISONS = (
         title="Three seeds, on 128² with steps of 0.1 s",
         printed=TABLE_3,
         tasks=("kf128-coarse",),
-        rows={"a3m": "+ Unitary Op."},
+        rows={"a3m": "+ Unitary Op."} | dict.fromkeys(("factformer", "convnext", "ergoformer"), ""),
         command="seeds --seeds 0,1,2",
         remark="Mean over seeds; the interval is the hull of theirs. The printed row is that of Table 3.",
         open_ended=True,
+        seeds=(0, 1, 2),
     ),
 )
 #: Behind a number that looks good and is not.
@@ -137,11 +142,22 @@ def table_block(chosen: Comparison, evidence: Evidence) -> str:
     groups, task = members(chosen, evidence), evidence.first_task(chosen.tasks)
     if not groups or task is None:
         return f"{chosen.remark}\n\nNot run yet: `ergoflow reproduce {chosen.command}` makes its cells."
-    missing = [row for row in chosen.rows if f"{task}-{row}" not in {group.name for group in groups}]
+    missing = _missing(chosen, task, groups)
     lines = [f"{chosen.remark} Recipes `{task}-<row>`.", "", *_table(chosen, task, groups, evidence)]
     if missing:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
     return "\n".join([*lines, "", *_files(groups, evidence)])
+
+
+def _missing(chosen: Comparison, task: str, groups: Sequence[RunGroup]) -> list[str]:
+    """The rows that are not there, and the seeds that rows are short of."""
+    known = {group.name.removeprefix(f"{task}-"): {run.seed for run in group.runs} for group in groups}
+    missing = []
+    for row in chosen.rows:
+        left = [str(seed) for seed in chosen.seeds if seed not in known.get(row, set())]
+        if left:
+            missing.append(row if row not in known else f"{row} with seed {' and '.join(left)}")
+    return missing
 
 
 def headline_block(evidence: Evidence) -> str:
