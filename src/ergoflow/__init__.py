@@ -14,7 +14,8 @@ __version__ = "0.1.0"
 def load(run: str | Path, *, device: str = "cpu") -> PhysicalStep:
     """A trained model as a step on physical states (B, C, *grid), ready for `rollout`.
 
-    `run` is a run folder, or the name of a model that comes with the package; `device` is auto, cpu, cuda or cuda:N.
+    `run` is a run folder, the name of a model that comes with the package, or the id of one on the Hugging Face hub
+    (`owner/name`, `owner/name@revision`); `device` is auto, cpu, cuda or cuda:N.
     """
     from ergoflow.pipeline.pretrained import find_model
     from ergoflow.pipeline.runs import load_run

@@ -82,7 +82,9 @@ def recipes(
 def demo(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="With --pretrained: a shipped model or a folder of `ergoflow export`."),
+        typer.Argument(
+            metavar="MODEL", help="With --pretrained: a shipped model, a folder of `ergoflow export` or a hub id."
+        ),
     ] = None,
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="Show a shipped model instead of training one; default the best small.")

@@ -43,14 +43,14 @@ def demo(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devic
 def demo_pretrained(name: str | None, workspace: Workspace, *, device: torch.device, console: Console) -> bool:
     """Check a shipped model, roll it out on a small test set made here, and report; True as for `demo`.
 
-    `name` is that of a model in the package or a folder that `export` wrote; None is the best small one.
+    `name` is that of a model in the package, a folder that `export` wrote or a hub id; None is the best small one.
     """
     started = time.perf_counter()
     source = best_small_model() if name is None else find_model(name)
     check = run_check(source)
     check.require(source)
     console.print(
-        f"{source.name}: the shipped weights reproduce their published score, relative L2 {check.error:.4f} "
+        f"{name or source.name}: the shipped weights reproduce their published score, relative L2 {check.error:.4f} "
         f"at τ = {check.lead} on {len(check.measured)} stored windows",
         highlight=False,
     )

@@ -19,7 +19,8 @@ import torch
 from ergoflow.config import Recipe, load_recipe
 from ergoflow.data.files import write_bytes_atomic
 from ergoflow.models.ergoformer import ErgoformerConfig
-from ergoflow.pipeline.check import LEAD, write_check
+from ergoflow.pipeline.check import LEAD, SCORES_FILE, STATES_FILE, write_check
+from ergoflow.pipeline.hub import fetch_model, is_hub_id
 from ergoflow.pipeline.runs import SUMMARY_FILE, build_step, is_trained, read_facts, write_run
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.checkpoint import WEIGHTS_FILE, load_weights, save_weights
@@ -36,14 +37,16 @@ def pretrained_models() -> dict[str, Path]:
 
 
 def find_model(name: str | Path) -> Path:
-    """The run folder `name`, or the pretrained model of that name."""
+    """The run folder `name`, the pretrained model of that name, or the model of the hub with that id, downloaded."""
     folder, known = Path(name), pretrained_models()
     if folder.is_dir():
         return folder
     if str(name) in known:
         return known[str(name)]
+    if isinstance(name, str) and is_hub_id(name):
+        return fetch_model(name, (*FACTS, WEIGHTS_FILE), optional=(STATES_FILE, SCORES_FILE))
     raise ValueError(
-        f"a run folder or a pretrained model was expected, got {str(name)!r}; "
+        f"a run folder, a pretrained model or a hub id owner/name was expected, got {str(name)!r}; "
         f"train one, or choose one of: {', '.join(known) or 'none is shipped'}"
     )
 
