@@ -40,10 +40,7 @@ def energies(fields: Tensor, mean: Tensor, periodic: tuple[bool, ...]) -> Tensor
     walls = tuple(2 + a for a, around in enumerate(periodic) if not around)
     squares = torch.fft.fftn((fields - mean).double(), dim=axes, norm="forward").abs().square()
     squares = squares.mean(walls) if walls else squares
-    sides = [fields.shape[axis] for axis in axes]
-    # A real field's waves come in pairs k, -k of equal energy; half of them are enough, as rfftn keeps them.
-    squares = squares[..., : sides[-1] // 2 + 1]
-    waves = [torch.fft.fftfreq(n, 1 / n) for n in sides[:-1]] + [torch.arange(sides[-1] // 2 + 1.0)]
+    waves = [torch.fft.fftfreq(fields.shape[axis], 1 / fields.shape[axis]) for axis in axes]
     length = torch.stack(torch.meshgrid(*waves, indexing="ij")).square().sum(0).sqrt()
     shells = [(length >= n - 0.5) & (length < n + 0.5) for n in range(1, int(length.max() + 0.5) + 1)]
     return torch.stack([squares[..., on].mean(-1) for on in shells], dim=-1)

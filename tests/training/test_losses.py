@@ -9,8 +9,8 @@ from ergoflow.metrics import energy_spectrum
 from ergoflow.training.losses import (
     log_spectrum_loss,
     mirrored,
+    mirrored_shells,
     relative_l2_loss,
-    shell_numbers,
     sobolev_loss,
     unitary_loss,
 )
@@ -291,6 +291,6 @@ def test_waves_between_walls_are_on_the_shell_of_their_length(waves: int, column
     along = torch.cos(2 * math.pi * columns * torch.arange(12, dtype=torch.float64) / 12)
     field = (across[:, None] * along).reshape(1, 1, 8, 12)
     modes = torch.fft.rfftn(mirrored(field, (False, True)), dim=(2, 3))[0, 0].abs()
-    shells = shell_numbers((8, 12), (False, True), device=field.device)
+    shells = mirrored_shells((8, 12), (False, True), device=field.device)
     assert modes.shape == shells.shape
     assert shells[modes > 1e-9 * modes.max()].unique().tolist() == [int(math.hypot(waves / 2, columns) + 0.5)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ergoflow.metrics.arrays import Array, check_pair, check_trajectories, chunks, like, to_float64
-from ergoflow.numerics.fourier import mode_numbers
+from ergoflow.numerics.fourier import mode_multiplicity, mode_numbers, shell_numbers
 
 Weights = Literal["true", "uniform", "literal", "pred"]
 
@@ -30,7 +30,7 @@ def energy_spectrum(
     """
     field = _select(field, components)
     grid = tuple(field.shape[3:])
-    shells, weights = shell_numbers(grid)
+    shells, weights = shells_and_weights(grid)
     scale = _scale(norm, math.prod(grid))
     rows = [
         sum_over_shells(mode_power(piece, len(grid)).sum(dim=2), shells, weights, count=min(grid) // 2 + 1)
@@ -53,7 +53,7 @@ def spanwise_spectrum(
     for piece in chunks(field, name="field"):
         power = torch.fft.rfft(piece, dim=-1).abs().square().sum(dim=2)  # (J, t, *rest, Z//2+1)
         power = power.flatten(2, -2).mean(dim=2) if power.ndim > 3 else power
-        rows.append(power * _column_weights(size).to(power))
+        rows.append(power * mode_multiplicity(size, device=power.device))
     return like(field, torch.cat(rows, dim=1) * scale)
 
 
@@ -118,9 +118,10 @@ def binned_spectral_error(pred: Array, true: Array) -> Any:
     grid = tuple(true.shape[3:])
     ends = math.log10(2 * math.pi / max(grid)), math.log10(math.pi * math.sqrt(len(grid)))
     edges = torch.logspace(*ends, 4, dtype=torch.float64)
-    size = _mode_norm([2 * math.pi * n / side for n, side in zip(mode_numbers(grid), grid, strict=True)])
+    waves = [2 * math.pi * n.double() / side for n, side in zip(mode_numbers(grid), grid, strict=True)]
+    size = torch.stack(torch.broadcast_tensors(*(k.square() for k in waves))).sum(dim=0).sqrt()
     bins = torch.bucketize(size, edges[1:-1], right=True)
-    _, weights = shell_numbers(grid)
+    _, weights = shells_and_weights(grid)
     rows = []
     for p, z in zip(chunks(pred), chunks(true, name="true"), strict=True):
         power = mode_power(p.to(z.device) - z, len(grid)).mean(dim=(0, 2)).unsqueeze(0)  # (1, t, *modes)
@@ -129,15 +130,10 @@ def binned_spectral_error(pred: Array, true: Array) -> Any:
     return like(true, torch.where(torch.isfinite(error), error, torch.inf))
 
 
-def shell_numbers(grid: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return (shell number, multiplicity) of every mode of the real FFT, flattened.
-
-    The multiplicity is 2 for columns that stand for a conjugate pair, 1 for column 0 and the Nyquist column.
-    """
-    size = _mode_norm(mode_numbers(grid))
-    shells = (size + 0.5).floor().to(torch.int64)
-    weights = _column_weights(grid[-1]).expand(size.shape)
-    return shells.flatten(), weights.flatten()
+def shells_and_weights(grid: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return shell number and multiplicity of every mode of the real FFT, flattened."""
+    shells = shell_numbers(mode_numbers(grid))
+    return shells.flatten(), mode_multiplicity(grid[-1]).expand(shells.shape).flatten()
 
 
 def mode_power(field: Tensor, dims: int) -> Tensor:
@@ -205,18 +201,6 @@ def _scale(norm: str, points: int) -> float:
     if norm not in ("raw", "parseval"):
         raise ValueError(f'norm must be "raw" or "parseval", got {norm!r}; choose one of the two')
     return 1.0 if norm == "raw" else 1.0 / points**2
-
-
-def _mode_norm(axes: Sequence[Tensor]) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(*[n.to(torch.float64).square() for n in axes])).sum(dim=0).sqrt()
-
-
-def _column_weights(size: int) -> Tensor:
-    weights = torch.full((size // 2 + 1,), 2.0, dtype=torch.float64)
-    weights[0] = 1.0
-    if size % 2 == 0:
-        weights[-1] = 1.0
-    return weights
 
 
 def _inf_if_nan(value: float) -> float:

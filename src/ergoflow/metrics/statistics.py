@@ -19,8 +19,8 @@ from ergoflow.metrics.energy import in_plane_vorticity
 from ergoflow.metrics.histogram import check_edges
 from ergoflow.metrics.pca import PCABasis
 from ergoflow.metrics.result import StatisticsResult
-from ergoflow.metrics.spectrum import mode_power, shell_numbers, sum_over_shells
-from ergoflow.numerics.fourier import derivative_wavenumbers, inverse_square, wavenumbers
+from ergoflow.metrics.spectrum import mode_power, shells_and_weights, sum_over_shells
+from ergoflow.numerics.fourier import inverse_curl
 
 
 class TrajectoryStatistics:
@@ -220,11 +220,9 @@ class TrajectoryStatistics:
         count, channels = self.shape[:2]
         components = 2 if self.kind == "vorticity" else channels
         if self.kind == "vorticity":
-            dx, dy = derivative_wavenumbers(self.grid, self.length, device=self.device)
-            square = inverse_square(*wavenumbers(self.grid, self.length, device=self.device))
-            self._inverse_curl = 1j * torch.stack((dy + 0 * dx, -dx + 0 * dy)) * square
+            self._inverse_curl = inverse_curl(self.grid, self.length, device=self.device)
         modes_grid = self.grid[-1:] if self.spectrum == "spanwise" else self.grid
-        shells, weights = shell_numbers(modes_grid)
+        shells, weights = shells_and_weights(modes_grid)
         self._shells, self._weights = shells.to(self.device), weights.to(self.device)
         self._num_shells = min(modes_grid) // 2 + 1
         bins = 0 if self._edges is None else self._edges.shape[1] - 1

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ergoflow.models.layers import at_least_float32
-from ergoflow.numerics.fourier import TWO_PI, derivative_wavenumbers, inverse_square, wavenumbers
+from ergoflow.numerics.fourier import TWO_PI, inverse_curl
 
 # A turbulent flow has |u| ~ |ω|/k at its energetic wavenumber, 4 in a box of 2π: this brings both to one scale.
 VELOCITY_GAIN = 4.0
@@ -46,10 +46,7 @@ def scaled_velocity(vorticity: Tensor) -> Tensor:
 def velocity_table(grid: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return VELOCITY_GAIN·(i ky, −i kx)/|k|², by which a spectrum is multiplied, (2, X, Y//2 + 1)."""
     length = [TWO_PI * size / max(grid) for size in grid]
-    kx, ky = wavenumbers(grid, length, device=device)
-    dx, dy = derivative_wavenumbers(grid, length, device=device)
-    table = torch.stack((dy + 0 * dx, -dx - 0 * dy)) * (VELOCITY_GAIN * inverse_square(kx, ky))
-    return table.to(dtype) * 1j
+    return (VELOCITY_GAIN * inverse_curl(grid, length, device=device)).to(dtype.to_complex())
 
 
 @lru_cache

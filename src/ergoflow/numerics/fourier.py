@@ -67,6 +67,21 @@ def mode_numbers(grid: Sequence[int], *, device: torch.device | str = "cpu") -> 
     return tuple(result)
 
 
+def mode_multiplicity(size: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Return of how many modes of the full transform each of the last axis in rfft layout stands, (N//2 + 1,).
+
+    2 for a conjugate pair ±n, 1 for n = 0 and the Nyquist mode: sums over all modes are sums with these weights.
+    """
+    n = torch.arange(size // 2 + 1, device=device)
+    return torch.where((n > 0) & (2 * n < size), 2, 1)
+
+
+def shell_numbers(modes: Sequence[Tensor]) -> Tensor:
+    """Return the shell floor(|n| + ½) of every mode, given its numbers axis by axis (`mode_numbers`)."""
+    squares = torch.stack(torch.broadcast_tensors(*(n.double().square() for n in modes))).sum(0)
+    return (squares.sqrt() + 0.5).long()
+
+
 def dealias_limit(size: int) -> int:
     """Return the largest mode number that Orszag's 2/3 rule keeps on an axis of `size` points: 3n < N."""
     return (size - 1) // 3
@@ -93,10 +108,8 @@ def velocity_from_vorticity(vorticity: Array, length: Length = TWO_PI) -> Array:
     _check_channels("vorticity", vorticity, 1)
     omega = _as_tensor(vorticity)
     grid = tuple(omega.shape[-2:])
-    kx, ky = wavenumbers(grid, length, device=omega.device)
-    dx, dy = derivative_wavenumbers(grid, length, device=omega.device)
-    curl_inverse = torch.stack((dy + 0 * dx, -dx + 0 * dy)) * inverse_square(kx, ky)  # (2, X, Y//2 + 1)
-    spectrum = torch.fft.rfft2(omega) * (1j * curl_inverse).to(omega.dtype.to_complex())
+    table = inverse_curl(grid, length, device=omega.device)
+    spectrum = torch.fft.rfft2(omega) * table.to(omega.dtype.to_complex())
     return _like(torch.fft.irfft2(spectrum, s=grid), vorticity)
 
 
@@ -109,6 +122,13 @@ def vorticity_from_velocity(velocity: Array, length: Length = TWO_PI) -> Array:
     curl = torch.stack((-dy + 0 * dx, dx + 0 * dy))  # (2, X, Y//2 + 1)
     spectrum = torch.fft.rfft2(flow) * (1j * curl).to(flow.dtype.to_complex())
     return _like(torch.fft.irfft2(spectrum.sum(dim=-3, keepdim=True), s=grid), velocity)
+
+
+def inverse_curl(grid: Sequence[int], length: Length = TWO_PI, *, device: torch.device | str = "cpu") -> Tensor:
+    """Return (i ky, −i kx)/|k|², (2, X, Y//2 + 1): times ω̂ it is the velocity whose curl is ω."""
+    dx, dy = derivative_wavenumbers(grid, length, device=device)
+    stream = 1j * inverse_square(*wavenumbers(grid, length, device=device))
+    return torch.stack((dy * stream, -dx * stream))
 
 
 def inverse_square(*waves: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from ergoflow.numerics.fourier import (
     TWO_PI,
     dealias_mask,
     derivative_wavenumbers,
-    inverse_square,
+    inverse_curl,
     velocity_from_vorticity,
     wavenumbers,
 )
@@ -115,8 +115,6 @@ def make_equation(
 ) -> KolmogorovEquation:
     """Return the equation with its tables computed in float64 and rounded to the complex twin of `dtype`."""
     kx, ky = wavenumbers(config.grid, config.length)
-    dx, dy = derivative_wavenumbers(config.grid, config.length)
-    stream = 1j * inverse_square(kx, ky) / math.prod(config.grid)
     mask = dealias_mask(config.grid)
     forcing = torch.zeros(mask.shape, dtype=torch.complex128)
     forcing[0, config.forcing_wavenumber] = _forcing(config)
@@ -126,7 +124,7 @@ def make_equation(
 
     return KolmogorovEquation(
         grid=config.grid,
-        to_velocity=place(torch.stack((dy * stream, -dx * stream))),
+        to_velocity=place(inverse_curl(config.grid, config.length) / math.prod(config.grid)),
         from_products=place(torch.stack(((kx**2 - ky**2) * mask, kx * ky * mask))),
         linear=place(_linear(config)),
         forcing=place(forcing),
@@ -238,8 +236,7 @@ def _sampler(config: KolmogorovConfig) -> Callable[[np.random.Generator], Tensor
     # At k = 0 the logarithm is −∞ and the density NaN; the mask of k > 0 replaces it.
     density = torch.where(dealias_mask(config.grid) & (kx**2 + ky**2 > 0), density, 0.0)
     curl = torch.stack((-1j * dy * density, 1j * dx * density))  # (2, X, Y//2 + 1)
-    stream = 1j * inverse_square(kx, ky)
-    to_velocity = torch.stack((dy * stream, -dx * stream))
+    to_velocity = inverse_curl(config.grid, config.length)
 
     def draw(rng: np.random.Generator) -> Tensor:
         noise = torch.fft.rfft2(torch.from_numpy(rng.standard_normal((2, *config.grid))))

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ergoflow.numerics.fourier import mode_multiplicity, mode_numbers, shell_numbers
 from ergoflow.training.stepper import NormalizedStep, with_means_of
 
 # Shells with less than this part of the energy of the strongest hold rounding: those a solver's mask empties.
@@ -127,9 +128,11 @@ def _energies(modes: Tensor, shape: Sequence[int], axes: tuple[int, ...]) -> Ten
     walls = tuple(axis for axis in range(2, modes.ndim) if axis not in axes)
     squares = modes.abs().square()
     squares = (squares.mean(walls) if walls else squares).flatten(2)  # (B, C, modes)
-    shells = _shells(shape, axes, device=modes.device).flatten()
+    shells = _shells(shape, axes, device=modes.device)
+    counts = mode_multiplicity(shape[axes[-1]], device=modes.device).expand_as(shells).flatten()
     last = _last_shell(shape, axes)
-    on_shell = (shells[:, None] == torch.arange(1, last + 1, device=modes.device)).to(squares.dtype)
+    on_shell = (shells.flatten()[:, None] == torch.arange(1, last + 1, device=modes.device)).to(squares.dtype)
+    on_shell = on_shell * counts[:, None]
     return squares @ (on_shell / on_shell.sum(0).clamp(min=1))
 
 
@@ -140,8 +143,4 @@ def _last_shell(shape: Sequence[int], axes: tuple[int, ...]) -> int:
 
 def _shells(shape: Sequence[int], axes: tuple[int, ...], *, device: torch.device) -> Tensor:
     """The shell of every mode along the periodic axes."""
-    sides = [shape[axis] for axis in axes]
-    waves = [torch.fft.fftfreq(n, 1 / n, device=device) for n in sides[:-1]]
-    waves.append(torch.fft.rfftfreq(sides[-1], 1 / sides[-1], device=device))
-    grids = torch.meshgrid(*waves, indexing="ij")
-    return (torch.stack(grids).square().sum(0).sqrt() + 0.5).long()
+    return shell_numbers(mode_numbers([shape[axis] for axis in axes], device=device))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ergoflow.training.losses import at_least_float32, mirrored, shell_numbers
+from ergoflow.training.losses import at_least_float32, mirrored, mirrored_shells
 
 # Points a side of the blocks, where they divide the grid; 1 are the points themselves.
 BLOCK_SIDES = (1, 2, 4, 8)
@@ -94,5 +94,5 @@ def _membership(grid: Sequence[int], periodic: Sequence[bool], *, like: Tensor) 
     last = min(grid) // 2
     if last < 1:
         raise ValueError(f"an ensemble's shells need at least 2 points per side, got {tuple(grid)}; use a finer grid")
-    shells = shell_numbers(grid, periodic, device=like.device).flatten()
+    shells = mirrored_shells(grid, periodic, device=like.device).flatten()
     return (shells[:, None] == torch.arange(1, last + 1, device=like.device)).to(like.dtype)

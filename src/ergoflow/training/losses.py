@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ergoflow.numerics.fourier import TWO_PI, mode_numbers, wavenumbers
+from ergoflow.numerics.fourier import TWO_PI, mode_multiplicity, mode_numbers, shell_numbers, wavenumbers
 
 UnitaryForm = Literal["algorithm", "trace", "frobenius"]
 UNITARY_FORMS: tuple[UnitaryForm, ...] = ("algorithm", "trace", "frobenius")
@@ -120,11 +120,11 @@ def mirrored(field: Tensor, periodic: Sequence[bool]) -> Tensor:
     return field
 
 
-def shell_numbers(grid: Sequence[int], periodic: Sequence[bool], *, device: torch.device) -> Tensor:
-    """The shell floor(|n| + 1/2) of every mode of the real FFT of a `mirrored` field, n counted in waves per side."""
+def mirrored_shells(grid: Sequence[int], periodic: Sequence[bool], *, device: torch.device) -> Tensor:
+    """The shell of every mode of the real FFT of a `mirrored` field, counted in waves per side of the field itself."""
     sides = [size if wraps else 2 * size for size, wraps in zip(grid, periodic, strict=True)]
-    waves = (n if wraps else n / 2 for n, wraps in zip(mode_numbers(sides, device=device), periodic, strict=True))
-    return (torch.as_tensor(sum(n.square() for n in waves)).sqrt() + 0.5).long()
+    modes = mode_numbers(sides, device=device)
+    return shell_numbers([n if wraps else n / 2 for n, wraps in zip(modes, periodic, strict=True)])
 
 
 def _half_spectrum(field: Tensor) -> Tensor:
@@ -132,9 +132,8 @@ def _half_spectrum(field: Tensor) -> Tensor:
 
     Columns that stand for a pair of conjugate modes are multiplied by sqrt 2.
     """
-    n = mode_numbers(field.shape[2:], device=field.device)[-1]
-    paired = (n > 0) & (2 * n < field.shape[-1])
-    return torch.fft.rfftn(field, dim=tuple(range(2, field.ndim))) * (1 + paired).to(field.dtype).sqrt()
+    weights = mode_multiplicity(field.shape[-1], device=field.device).to(field.dtype)
+    return torch.fft.rfftn(field, dim=tuple(range(2, field.ndim))) * weights.sqrt()
 
 
 def _log_spectrum(field: Tensor) -> Tensor:
@@ -143,8 +142,7 @@ def _log_spectrum(field: Tensor) -> Tensor:
     last = min(field.shape[2:]) // 3
     power = torch.view_as_real(_half_spectrum(field)).square().sum(dim=(1, -1))  # (B, *modes)
     # Shell 0, which is the mean, and all that lies beyond the last shell are summed, too, and dropped.
-    grid = field.shape[2:]
-    shells = shell_numbers(grid, (True,) * len(grid), device=field.device).clamp(max=last + 1)
+    shells = shell_numbers(mode_numbers(field.shape[2:], device=field.device)).clamp(max=last + 1)
     energy = power.new_zeros(len(field), last + 2).index_add(1, shells.flatten(), power.flatten(1))
     return energy[:, 1 : last + 1].log()
 
