@@ -9,14 +9,13 @@ from ergoflow.models.attention import (
     AxialAttention,
     AxialKernel,
     AxialReducer,
-    apply_kernels,
-    head_norm,
     low_rank_kernel,
     reduce_axes,
     split_heads,
 )
 from ergoflow.models.layers import GatedMLP, gated_mlps
 from ergoflow.models.positions import axis_coordinates, draw_frequencies, fourier_phases
+from ergoflow.ops.axial import apply_kernels, head_norm
 
 DOUBLE = {"device": torch.device("cpu"), "dtype": torch.float64}
 

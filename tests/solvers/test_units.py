@@ -39,10 +39,9 @@ def test_friction_follows_deans_law() -> None:
     assert slow.friction_velocity / fast.friction_velocity == pytest.approx(2 ** (1 / 7))
 
 
-def test_rows_lie_half_a_cell_off_the_wall() -> None:
+def test_rows_lie_half_a_cell_off_the_walls() -> None:
     units = ChannelUnits(cells=96)
-    assert units.height_plus(0) == units.first_node_plus
-    assert units.height_plus(95) == pytest.approx(2 * 180 - units.first_node_plus)
+    assert 2 * units.first_node_plus + 95 * units.cell_plus == pytest.approx(2 * 180)
 
 
 @pytest.mark.parametrize("bad", [{"cells": 3}, {"cells": 96, "reynolds_tau": 0}, {"cells": 96, "bulk_velocity": -1}])

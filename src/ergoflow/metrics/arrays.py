@@ -92,8 +92,3 @@ def check_finite(name: str, piece: Tensor, *, first_step: int = 0) -> None:
             f"{name} must be finite, got nan or inf in trajectory {trajectory} at step {first_step + step}; "
             "score a failed roll-out as failed (see survival) and leave it out here"
         )
-
-
-def grid_axes(field: Tensor) -> tuple[int, ...]:
-    """Return the positions of the grid axes of a (J, T, C, *grid) tensor."""
-    return tuple(range(3, field.ndim))

@@ -57,18 +57,13 @@ class StatisticsResult:
         """Return weights (J,): 1 for trajectories that never failed, 0 for the others."""
         return np.where(self.failed_at < 0, 1.0, 0.0)
 
-    def save(self, path: Path | str) -> None:
-        """Write all arrays to an .npz file."""
-        with Path(path).open("wb") as file:
-            np.savez(file, **self.arrays())  # type: ignore[arg-type]
-
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return all fields as arrays, the form that `save` writes."""
+        """Return all fields as arrays, the form in which they are kept in an .npz file."""
         return {name: np.asarray(value) for name, value in asdict(self).items()}
 
     @classmethod
     def load(cls, path: Path | str) -> StatisticsResult:
-        """Return what `save` wrote."""
+        """Return the result whose `arrays()` an .npz file holds."""
         with np.load(path, allow_pickle=False) as stored:
             return cls.from_arrays(dict(stored), source=str(path))
 

@@ -24,23 +24,10 @@ from torch import Tensor, nn
 
 from ergoflow.models.layers import GatedMLP, at_least_float32, gated_mlps, linear
 from ergoflow.models.positions import draw_frequencies, fourier_features
-from ergoflow.ops.axial import apply_kernels, axial_mix, head_norm
+from ergoflow.ops.axial import axial_mix
 from ergoflow.ops.choice import is_reference, short_products
 from ergoflow.ops.low_rank import sequence_kernel, turned_product
 from ergoflow.ops.pool import axial_pool
-
-__all__ = [
-    "FUSIONS",
-    "POOLINGS",
-    "AxialAttention",
-    "AxialKernel",
-    "AxialReducer",
-    "apply_kernels",
-    "head_norm",
-    "low_rank_kernel",
-    "reduce_axes",
-    "split_heads",
-]
 
 POOLINGS = ("mean", "max", "min")
 FUSIONS = ("heads", "sum")

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor, nn
 
 from ergoflow.models.advection import STILL, Pace, carried
-from ergoflow.models.attention import POOLINGS, head_norm
+from ergoflow.models.attention import POOLINGS
 from ergoflow.models.axial import AxisKernel, Codes, apply_along
 from ergoflow.models.checks import check_choice, check_counts, check_state
 from ergoflow.models.convnext import STRIDE, ConvNeXt, ConvNeXtConfig
@@ -54,6 +54,7 @@ from ergoflow.models.noise import block_noise
 from ergoflow.models.operator import LatentOperator, OperatorMode
 from ergoflow.models.transport import Transport
 from ergoflow.models.velocity import scaled_velocity
+from ergoflow.ops.axial import head_norm
 
 Attention = Literal["a3m", "mean", "lines"]
 Kernel = Literal["free", "linear", "unitary"]

@@ -93,7 +93,3 @@ class ChannelUnits:
     def through_steps(self, length: int) -> float:
         """Return the steps that the bulk velocity needs for a box of `length` cells."""
         return length / self.bulk_velocity
-
-    def height_plus(self, row: float) -> float:
-        """Return y⁺ of wall-normal row `row`, counted from 0 at the lower wall."""
-        return (row + 0.5) * self.cell_plus
