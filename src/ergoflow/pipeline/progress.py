@@ -16,7 +16,11 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
+
+# Columns of the bar itself, in a terminal of so many columns or more, and in a narrower one.
+WIDE, BAR_WIDE, BAR_NARROW = 120, 28, 8
 
 
 class Advance(Protocol):
@@ -32,7 +36,7 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         unit = task.fields["unit"]
-        return Text("" if speed is None else f"{speed:,.1f} {unit}/s", style="cyan")
+        return Text("" if speed is None else f"{speed:,.{0 if speed >= 100 else 1}f} {unit}/s", style="cyan")
 
 
 @contextmanager
@@ -40,13 +44,14 @@ def bar(console: Console, title: str, total: float, unit: str) -> Iterator[Advan
     """A progress bar of `total` units; off a terminal, one line at the end says what was done and how fast."""
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=28),
+        BarColumn(bar_width=BAR_WIDE if console.width >= WIDE else BAR_NARROW),
         MofNCompleteColumn(),
         _Rate(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", style="dim"),
+        # It gets the room that the others leave, and is cut where that ends.
+        TextColumn("{task.fields[note]}", style="dim", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as progress:
         task = progress.add_task(title, total=total, unit=unit, note="")
 
         def advance(amount: float = 1, *, note: str = "") -> None:
