@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ergoflow.training.stepper import PhysicalStep
 
 __version__ = "0.1.0"
@@ -15,10 +17,22 @@ def load(run: str | Path, *, device: str = "cpu") -> PhysicalStep:
     """A trained model as a step on physical states (B, C, *grid), ready for `rollout`.
 
     `run` is a run folder, the name of a model that comes with the package, or the id of one on the Hugging Face hub
-    (`owner/name`, `owner/name@revision`); `device` is auto, cpu, cuda or cuda:N.
+    (`owner/name`, `owner/name@revision`); `device` is auto, cpu, cuda or cuda:N. Its weights ask for no gradients: a
+    loop over thousands of steps holds one state, and derivatives with respect to the state can still be taken.
     """
     from ergoflow.pipeline.pretrained import find_model
     from ergoflow.pipeline.runs import load_run
     from ergoflow.pipeline.workspace import pick_device
 
-    return load_run(find_model(run), device=pick_device(device))
+    return load_run(find_model(run), device=pick_device(device)).requires_grad_(False)
+
+
+def example(model: str | Path, *, device: str = "cpu") -> Tensor:
+    """True states (B, C, *grid), in physical units, from which a model can be rolled out without simulating.
+
+    `model` is as for `load`: one that comes with the package, one of the hub, or a folder that `ergoflow export` wrote.
+    """
+    from ergoflow.pipeline.pretrained import find_model, stored_states
+    from ergoflow.pipeline.workspace import pick_device
+
+    return stored_states(find_model(model)).to(pick_device(device))

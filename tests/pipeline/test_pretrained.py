@@ -16,9 +16,11 @@ import pytest
 import torch
 from rich.console import Console
 
+import ergoflow
 from ergoflow.cli import main
 from ergoflow.config import EvaluationConfig, KolmogorovDatasetConfig, Recipe, override, to_dict
 from ergoflow.data.store import TrajectoryStore
+from ergoflow.numerics.trajectory import rollout
 from ergoflow.pipeline import check, demo_data, long, pretrained, reference
 from ergoflow.pipeline import demo as demo_verb
 from ergoflow.pipeline.cells import list_cells
@@ -28,6 +30,7 @@ from ergoflow.pipeline.demo_data import demo_dataset, make_demo_data
 from ergoflow.pipeline.document import gather
 from ergoflow.pipeline.pretrained import best_small_model, export_model, pretrained_models
 from ergoflow.pipeline.reproduce import reproduce
+from ergoflow.pipeline.runs import read_facts
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.verify import verify
@@ -75,6 +78,30 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def exported(run: Path, tmp_path: Path) -> Path:
     return export_model(run, tmp_path / "shelf" / "kf64-convnext").parent
+
+
+def test_a_loaded_step_holds_no_graph_and_can_be_differentiated_by_its_state() -> None:
+    step, states = ergoflow.load("kf64-ergoformer"), ergoflow.example("kf64-ergoformer")
+    assert not step(states[:1]).requires_grad
+    state = states[:1].requires_grad_()
+    assert torch.autograd.grad(step(state).square().sum(), state)[0].abs().max() > 0
+
+
+def test_examples_are_states_of_the_flow_in_its_own_units() -> None:
+    """Five steps from them the shipped model meets the truth that is stored beside them."""
+    states = ergoflow.example("kf64-ergoformer")
+    folder = pretrained_models()["kf64-ergoformer"]
+    stored = torch.from_numpy(np.load(folder / "check.npz")["states"]).float()  # normalised
+    later = read_facts(folder).normalizer.denormalize(stored, grid_ndim=2)[:, 1]
+    with torch.inference_mode():
+        *_, last = rollout(ergoflow.load("kf64-ergoformer"), states, 5)
+    assert ((last - later).flatten(1).norm(dim=1) / later.flatten(1).norm(dim=1)).max() < 0.05
+    assert 3 < states.std() < 5  # 1/s; its spread over the training split is 3.7
+
+
+def test_a_run_folder_has_no_examples(run: Path) -> None:
+    with pytest.raises(ValueError, match=r"check.npz was expected in .*, which has none; run `ergoflow export`"):
+        ergoflow.example(run)
 
 
 def change_weights(folder: Path, relative: float) -> None:

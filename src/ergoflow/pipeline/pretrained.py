@@ -15,9 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from torch import Tensor
 
 from ergoflow.config import Recipe, load_recipe
-from ergoflow.data.files import write_bytes_atomic
+from ergoflow.data.files import read_npz, write_bytes_atomic
 from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.pipeline.check import LEAD, SCORES_FILE, STATES_FILE, write_check
 from ergoflow.pipeline.hub import fetch_model, is_hub_id
@@ -49,6 +50,19 @@ def find_model(name: str | Path) -> Path:
         f"a run folder, a pretrained model or a hub id owner/name was expected, got {str(name)!r}; "
         f"train one, or choose one of: {', '.join(known) or 'none is shipped'}"
     )
+
+
+def stored_states(folder: Path) -> Tensor:
+    """First frames (B, C, *grid) of the test windows that go with an exported model, in physical units."""
+    path = folder / STATES_FILE
+    if not path.exists():
+        raise ValueError(
+            f"an exported model with its {STATES_FILE} was expected in {folder}, which has none; "
+            "run `ergoflow export`, or take a state from the data set"
+        )
+    facts = read_facts(folder)
+    states = torch.from_numpy(read_npz(path, remedy="export the model again")["states"][:, 0]).float()  # normalised
+    return facts.normalizer.denormalize(states, grid_ndim=len(facts.grid))
 
 
 def best_small_model() -> Path:
