@@ -31,6 +31,7 @@ from ergoflow.report.long import long_block
 from ergoflow.report.paper_figures import figures_block, headline_picture
 from ergoflow.report.reproduction import COMPARISONS, comparison, headline_block, table_block
 from ergoflow.report.runs import group_runs
+from ergoflow.report.standing import standing_block
 
 MARK = re.compile(r"<!-- begin ([\w-]+): [^\n]*?-->\n(.*?)<!-- end \1 -->", re.DOTALL)
 
@@ -60,6 +61,7 @@ PAPER_BLOCKS: dict[str, Callable[[Evidence], str]] = {
 }
 BLOCKS = PAPER_BLOCKS | {
     "headline": _headline,
+    "standing": standing_block,
     **{f"experiment-{name}": _experiment(name) for name in EXPERIMENTS},
 }
 

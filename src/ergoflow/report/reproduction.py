@@ -186,7 +186,7 @@ def headline_block(evidence: Evidence) -> str:
 def _setting(chosen: Comparison, groups: Sequence[RunGroup]) -> str:
     """What the README's table shows, in a line or two."""
     scores = groups[0].first.scores
-    budgets = dict.fromkeys(f"{_budget(group.first)} on {group.first.scores['hardware']['device']}" for group in groups)
+    budgets = dict.fromkeys(f"{budget(group.first)} on {group.first.scores['hardware']['device']}" for group in groups)
     return (
         f"{chosen.title.partition(': ')[2]}, steps of {scores['step_seconds']:g} s; each model after "
         f"{' or '.join(budgets)}, {scores['num_trajectories']} roll-outs of {scores['rollout_steps']} steps. Errors at "
@@ -272,20 +272,20 @@ def _files(groups: Sequence[RunGroup], evidence: Evidence) -> list[str]:
     made: dict[str, list[str]] = {}
     budgets = set()
     for run in (run for group in groups for run in group.runs):
-        budget, device = _budget(run), run.scores["hardware"]["device"]
+        allowed, device = budget(run), run.scores["hardware"]["device"]
         link = evidence.link(cell_file(run.name, run.seed), f"`{cell_file(run.name, run.seed)}`")
-        made.setdefault(f"{budget}, {device}, commit {run.scores['commit']}", []).append(
+        made.setdefault(f"{allowed}, {device}, commit {run.scores['commit']}", []).append(
             f"{link} ({run.scores['parameters']:,} parameters)"
         )
         if run.scores["parameters"]:
-            budgets.add(f"{budget} on {device}")
+            budgets.add(f"{allowed} on {device}")
     lines = [f"* {how}: {', '.join(files)}" for how, files in made.items()]
     if len(budgets) > 1:
         lines += ["", f"The rows did not get the same: {'; '.join(sorted(budgets))}."]
     return lines
 
 
-def _budget(run: RunView) -> str:
+def budget(run: RunView) -> str:
     """How long a run was allowed to train."""
     training = run.recipe["training"]
     if training.get("max_minutes") is not None:

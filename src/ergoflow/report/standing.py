@@ -1,0 +1,57 @@
+"""The README's second table: short-term errors of the main models on every task, a row for each."""
+
+from __future__ import annotations
+
+from ergoflow.report.digits import in_digits
+from ergoflow.report.evidence import Evidence, cell_file
+from ergoflow.report.reproduction import budget
+from ergoflow.report.runs import RunGroup
+from ergoflow.report.tables import Row, build_table
+
+# What a task is, and its unit of time.
+TASKS = {
+    "kf256-coarse": ("Kolmogorov flow, 256²", "s"),
+    "kf128-coarse": ("Kolmogorov flow, 128²", "s"),
+    "kf128": ("Kolmogorov flow, 128²", "s"),
+    "tcf192": ("channel plane, 192²", "δ/u_τ"),
+    "tcf96": ("channel plane, 96²", "δ/u_τ"),
+}
+MODELS = ("ergoformer", "convnext", "factformer", "a3m")
+LEADS = ("relative_l2@5", "relative_l2@25")
+
+
+def standing_block(evidence: Evidence) -> str:
+    """Relative L2 at τ = 5/25 of `MODELS` and of persistence on every task that has one of them."""
+    head = ("flow", "step", "training", *(f"`{model}`" for model in MODELS), "*persistence*")
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    lines += [line for task in TASKS if (line := _line(task, evidence))]
+    if len(lines) == 2:
+        return "No model has been run at full size yet (`ergoflow reproduce table1`)."
+    return "\n".join(["Relative L2 at τ = 5/25; over several seeds their mean.", "", *lines])
+
+
+def _line(task: str, evidence: Evidence) -> str:
+    """The row of a task, empty if none of the models has been run; the lowest error at τ = 5 is bold."""
+    groups = {model: group for model, group in evidence.rows(task).items() if model in MODELS}
+    if not groups:
+        return ""
+    table = build_table(list(groups.values()))
+    rows = dict(zip(groups, table.rows, strict=False))
+    trivial = next((row for row in table.rows if row.label == "persistence"), None)
+    best = min(groups, key=lambda model: rows[model].cells[LEADS[0]].value or float("inf"))
+    cells = [_cell(groups[m], rows[m], evidence, bold=m == best) if m in groups else "–" for m in MODELS]
+    title, unit = TASKS[task]
+    step = f"{in_digits(groups[best].first.scores['step_seconds'], 2)} {unit}"
+    trained = " or ".join(dict.fromkeys(budget(group.first).removesuffix(" of training") for group in groups.values()))
+    return f"| {' | '.join([title, step, trained, *cells, '' if trivial is None else _errors(trivial)])} |"
+
+
+def _cell(group: RunGroup, row: Row, evidence: Evidence, *, bold: bool) -> str:
+    text = f"**{_errors(row)}**" if bold else _errors(row)
+    linked = evidence.link(cell_file(group.name, group.first.seed), text)
+    return f"{linked} ({len(group.runs)} seeds)" if len(group.runs) > 1 else linked
+
+
+def _errors(row: Row) -> str:
+    values = [row.cells[lead].value for lead in LEADS]
+    return "/".join("failed" if value is None else in_digits(value) for value in values)
