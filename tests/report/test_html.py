@@ -76,6 +76,8 @@ def folder(make_run: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_run("tcf192-a", dataset="tcf192", walls=True),
     ]
     runs[2].scores["metrics"]["me_ape"]["rows"]["model"].update(value=None, low=None, high=None, verdict="failed")
+    for run in runs:
+        run.scores["metrics"]["delta_lambda"]["rows"]["zero"].update(value=None, low=None, high=None, verdict=None)
     return render(runs, tmp_path_factory.mktemp("report"), title="A & B").parent
 
 
@@ -121,7 +123,7 @@ def test_tables_beside_the_page_hold_what_the_page_shows(folder: Path) -> None:
         for row in table["rows"]:
             for cell in row["cells"].values():
                 shown = "Infinity" if cell["value"] is None else repr(cell["value"])
-                assert f'data-value="{shown}"' in text
+                assert cell["verdict"] == "undefined" or f'data-value="{shown}"' in text
 
 
 def test_the_best_run_comes_first_and_the_cards_say_whose_they_are(make_run: Make, tmp_path: Path) -> None:
@@ -144,6 +146,14 @@ def test_a_menu_of_runs_stands_where_there_is_a_choice(folder: Path) -> None:
 def test_a_null_score_is_shown_as_failed(folder: Path) -> None:
     text = (folder / "index.html").read_text(encoding="utf-8")
     assert re.search(r'class="cell failed" data-metric="me_ape" data-value="Infinity"><b>failed</b>', text)
+
+
+def test_a_constant_has_no_mixing_rate_and_its_cell_is_not_red(folder: Path) -> None:
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    (zero, *_) = re.findall(r'<tr class="reference"><th scope="row">zero</th>.*?</tr>', text)
+    assert "failed" not in zero
+    (cell,) = re.findall(r'<span class="cell missing" data-metric="delta_lambda" title="([^"]+)">–<', zero)
+    assert "not defined" in cell
 
 
 def test_nothing_is_left_of_the_writing_and_all_may_read_it(folder: Path) -> None:

@@ -74,6 +74,21 @@ def test_one_failed_seed_fails_the_group(make_run: Make) -> None:
     assert cell.verdict == "failed"
 
 
+def constant(run: RunView, key: str) -> RunView:
+    """A run whose trivial forecast has no such number, as a constant has no spectrum."""
+    run.scores["metrics"][key]["rows"]["zero"].update(value=None, low=None, high=None)
+    return run
+
+
+def test_a_trivial_forecast_without_a_value_has_not_failed_but_a_model_has(make_run: Make) -> None:
+    table = table_of(fail(constant(make_run("m", dataset="kf256"), "me_lrw"), "me_ape"))
+    rows = {row.label: row for row in table.rows}
+    assert (rows["zero"].cells["me_lrw"].value, rows["zero"].cells["me_lrw"].verdict) == (None, "undefined")
+    assert rows["m"].cells["me_ape"].verdict == "failed"
+    lines = {(line["row"], line["metric"]): line["value"] for line in csv.DictReader(io.StringIO(to_csv([table])))}
+    assert (lines["zero", "me_lrw"], lines["m", "me_ape"]) == ("undefined", "failed")
+
+
 def test_infinity_counts_as_failed(make_run: Make) -> None:
     run = make_run()
     run.scores["metrics"]["me_ape"]["rows"]["model"]["value"] = float("inf")

@@ -14,7 +14,7 @@ from ergoflow.report.published import PublishedTable
 from ergoflow.report.runs import RunGroup, RunView, slugify, survival_text
 from ergoflow.report.sections import FigureItem
 from ergoflow.report.summary import Card, duration, number
-from ergoflow.report.tables import STRAYED, Cell, Column, Row, Table
+from ergoflow.report.tables import STRAYED, UNDEFINED, Cell, Column, Row, Table
 
 #: Verdict -> (CSS class, symbol, words); the symbol carries the meaning where colour cannot.
 MARKS = {
@@ -239,6 +239,9 @@ def _cell(cell: Cell | None, column: Column, *, kind: str, hidden: bool) -> str:
     attributes = f'data-metric="{escape(column.key)}"{" hidden" if hidden else ""}'
     if cell is None:
         return f'<span class="cell missing" {attributes}>–<span class="sr">not measured</span></span>'
+    if cell.verdict == UNDEFINED:
+        words = "not defined for what does not change"
+        return f'<span class="cell missing" {attributes} title="{words}">–<span class="sr">{words}</span></span>'
     # The paper prints two decimals; more would claim what it does not.
     text = f"{cell.value:.2f}" if kind == "printed" and cell.value is not None else number(cell.value)
     worst = "-Infinity" if column.better == "higher" else "Infinity"
@@ -246,8 +249,8 @@ def _cell(cell: Cell | None, column: Column, *, kind: str, hidden: bool) -> str:
     if cell.spread is not None:
         parts.append(f'<span class="spread"> ± {number(cell.spread)}</span>')
     css = "plain"
-    # A trivial forecast is what models are judged by; only its failure is worth a mark.
-    if cell.verdict is not None and (kind == "model" or cell.verdict == "failed"):
+    # A trivial forecast is what models are judged by.
+    if cell.verdict is not None and kind == "model":
         css, symbol, words = MARKS[cell.verdict]
         parts.append(f'<span class="mark" aria-hidden="true">{symbol}</span><span class="sr">{words}</span>')
     if cell.low is not None and cell.high is not None:

@@ -162,8 +162,9 @@ def _context(table: Table, key: str) -> str:
     printed = [row for row in table.rows if row.kind == "printed" and key in row.cells]
     parts = []
     for label, short in ((FLOOR_LABEL, "floor"), ("persistence", "persistence")):
-        if label in rows and key in rows[label].cells:
-            parts.append(f"{short} {number(rows[label].cells[key].value)}")
+        cell = rows[label].cells.get(key) if label in rows else None
+        if cell is not None and cell.value is not None:
+            parts.append(f"{short} {number(cell.value)}")
     if printed:
         parts.append(f"paper prints {printed[-1].cells[key].value:.2f}")
     return " · ".join(parts)
