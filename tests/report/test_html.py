@@ -204,6 +204,29 @@ def test_a_run_without_any_curve_still_has_its_table(make_run: Make, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "tables.csv", "tables.json"]
 
 
+def provenance(page: Path) -> list[str]:
+    """The cells of the only run's line in the table of provenance."""
+    _, _, table = page.read_text(encoding="utf-8").partition("Runs behind this page")
+    return re.findall(r"<td>(.*?)</td>", table.partition("</tbody>")[0])
+
+
+def test_a_training_is_shown_with_its_own_commit_where_another_scored_it(make_run: Make, tmp_path: Path) -> None:
+    run = dataclasses.replace(make_run(), curves={}, log=[])
+    same, other = ({"commit": commit} for commit in (run.scores["commit"], "fedcba9876543210"))
+    known = render([dataclasses.replace(run, training=same)], tmp_path, title="t")
+    assert provenance(known)[-4:] == provenance(render([run], tmp_path, title="t"))[-4:]
+    cells = provenance(render([dataclasses.replace(run, training=other)], tmp_path, title="t"))
+    assert cells[-5] == "0123456789ab"
+    assert cells[-3].endswith(" by fedcba987654")
+
+
+def test_imported_data_were_not_simulated(make_run: Make, tmp_path: Path) -> None:
+    run = dataclasses.replace(make_run(), curves={}, log=[])
+    assert provenance(render([run], tmp_path, title="t"))[-4] == "31 s"
+    run = dataclasses.replace(run, recipe={"dataset": {"kind": "files"}})
+    assert provenance(render([run], tmp_path, title="t"))[-4] == "imported"
+
+
 def test_hostile_names_are_text(make_run: Make, tmp_path: Path) -> None:
     name = '</script><img src=x onerror="alert(1)">\'../../$a_b$'
     run = make_run(name, dataset="<i>kf</i>/../x")

@@ -25,6 +25,7 @@ MARKS = {
     "failed": ("failed", "✕", "failed: a roll-out became infinite or ten times larger than any truth"),
 }
 
+COMMIT_DIGITS = 12
 _PUBLISHED_LABELS = {
     "relative_l2@5": "Rel-L2, τ = 5",
     "relative_l2@25": "Rel-L2, τ = 25",
@@ -177,20 +178,27 @@ def data_block(data: Any) -> str:
 
 def _provenance_row(run: RunView, stages: Sequence[str]) -> str:
     scores = run.scores
-    times = [scores["timings"].get(stage) for stage in stages]
+    times = {stage: scores["timings"].get(stage) for stage in stages}
+    texts = {stage: "–" if time is None else duration(time) for stage, time in times.items()}
+    if run.recipe.get("dataset", {}).get("kind") == "files":
+        texts["simulate_s"] = "imported"
+    if run.training.get("commit", scores["commit"]) != scores["commit"]:
+        texts["train_s"] += f" by {str(run.training['commit'])[:COMMIT_DIGITS]}"
     cells = [
         str(run.seed),
         f"{scores['parameters']:,}",
         survival_text([run]),
-        str(scores["commit"] or "–")[:12],
+        str(scores["commit"] or "–")[:COMMIT_DIGITS],
+        *texts.values(),
     ]
-    cells += ["–" if time is None else duration(time) for time in times]
     tds = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
     return f'<tr><th scope="row">{escape(run.name)}</th>{tds}</tr>'
 
 
 def _recipe_details(run: RunView) -> str:
     shown = {"recipe": run.recipe, "hardware": run.scores["hardware"], "versions": run.scores["versions"]}
+    if run.training:
+        shown["training"] = run.training
     text = json.dumps(shown, indent=2, ensure_ascii=False, default=str)
     return f"<details><summary>{escape(run.name)}, seed {run.seed}</summary><pre>{escape(text)}</pre></details>"
 
