@@ -25,6 +25,7 @@ from ergoflow.report.canvas import (
     new_figure,
     set_title,
 )
+from ergoflow.report.digits import in_digits
 
 #: Beyond this many points per figure the series are thinned: a browser draws no more.
 MAX_SERIES_POINTS = 16_000
@@ -59,7 +60,7 @@ def draw_error_growth(
     _draw_models(axes, models, styles)
     axes.set_yscale("log")
     log_ticks(axes, "y")
-    axes.set(xlabel=f"lead time (steps of {step_seconds:.3g} s)", ylabel="relative L2 error")
+    axes.set(xlabel=f"lead time (steps of {in_digits(step_seconds)} s)", ylabel="relative L2 error")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finish(figure, axes)
 
@@ -100,7 +101,7 @@ def draw_autocorrelation(models: Mapping[str, Curve], truth: Curve, *, step_seco
     axes.axhline(0, color=INK, alpha=0.4, linewidth=0.7)
     _draw_truth(axes, truth)
     _draw_models(axes, models, styles)
-    axes.set(xlabel=f"lag (steps of {step_seconds:.3g} s)", ylabel="autocorrelation")
+    axes.set(xlabel=f"lag (steps of {in_digits(step_seconds)} s)", ylabel="autocorrelation")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finish(figure, axes)
 

@@ -21,6 +21,7 @@ from string import Template
 import numpy as np
 
 from ergoflow.report import markup, published
+from ergoflow.report.digits import in_digits
 from ergoflow.report.player import MAX_PIXELS, pack_player
 from ergoflow.report.runs import RunGroup, RunView, group_runs, slugify, task_of
 from ergoflow.report.saving import to_png, to_svg
@@ -98,7 +99,7 @@ def _page(
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     links = "".join(
-        f'<a href="#{slug}">{escape(table.dataset)} <span>{table.step_seconds:.3g} s</span></a>'
+        f'<a href="#{slug}">{escape(table.dataset)} <span>{in_digits(table.step_seconds)} s</span></a>'
         for slug, table in zip(slugs, tables, strict=True)
     )
     return Template(_asset("page.html")).substitute(
@@ -147,7 +148,7 @@ def _heading(groups: Sequence[RunGroup], table: Table) -> str:
     words = "; ".join(f"{count} test trajectories, {steps:,} steps" for count, steps in tests)
     warning = "" if len(tests) == 1 else " Runs were scored on different tests: compare them with care."
     return (
-        f"<h2>{escape(table.dataset)} <span>{table.step_seconds:.3g} s per step</span></h2>"
+        f"<h2>{escape(table.dataset)} <span>{in_digits(table.step_seconds)} s per step</span></h2>"
         f'<p class="meta">{words}.{warning}</p>'
     )
 
