@@ -204,6 +204,31 @@ def test_a_run_without_any_curve_still_has_its_table(make_run: Make, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "tables.csv", "tables.json"]
 
 
+@pytest.mark.parametrize(("dataset", "printed"), [("kf256-coarse", True), ("waves", False)])
+def test_printed_numbers_stand_on_pages_of_data_that_the_paper_has(
+    make_run: Make, tmp_path: Path, dataset: str, printed: bool
+) -> None:
+    page = render([dataclasses.replace(make_run(dataset=dataset), curves={}, log=[])], tmp_path, title="t")
+    assert ("printed" in outline(page).ids) == printed
+    assert ("ICML" in page.read_text(encoding="utf-8")) == printed
+
+
+@pytest.mark.parametrize(("count", "tag"), [(1, "p"), (2, "p"), (3, "li")])
+def test_a_page_of_many_tasks_opens_with_a_list(make_run: Make, tmp_path: Path, count: int, tag: str) -> None:
+    runs = [dataclasses.replace(make_run(f"m{n}", dataset=f"flow{n}"), curves={}, log=[]) for n in range(count)]
+    header, _, _ = render(runs, tmp_path, title="t").read_text(encoding="utf-8").partition("</header>")
+    assert len(re.findall(rf"<{tag}[^>]*>On flow\d in steps", header)) == count
+
+
+@pytest.mark.parametrize(("names", "said"), [(("a",), False), (("a", "b"), True)])
+def test_a_page_that_names_the_best_model_says_how_it_is_found(
+    make_run: Make, tmp_path: Path, names: tuple[str, ...], said: bool
+) -> None:
+    runs = [dataclasses.replace(make_run(name), curves={}, log=[]) for name in names]
+    page = render(runs, tmp_path, title="t").read_text(encoding="utf-8")
+    assert ("Best: most headline metrics" in page) == ("does best" in page) == said
+
+
 def provenance(page: Path) -> list[str]:
     """The cells of the only run's line in the table of provenance."""
     _, _, table = page.read_text(encoding="utf-8").partition("Runs behind this page")

@@ -104,16 +104,30 @@ def _page(
     )
     return Template(_asset("page.html")).substitute(
         title=escape(title),
-        verdict="".join(f'<p class="verdict">{escape(text)}</p>' for text in sentences),
+        verdict=markup.verdicts(
+            sentences, compared=any(sum(row.kind == "model" for row in table.rows) > 1 for table in tables)
+        ),
         links=links if len(slugs) > 1 else "",
         style=_asset("page.css"),
         script=script,
         digest=digest,
         chapters="".join(chapters),
-        paper=escape(published.PAPER),
-        caveat=escape(published.CAVEAT),
-        printed="".join(markup.published_table(table) for table in published.TABLES),
+        printed=_printed() if any(_has_printed(table) for table in tables) else "",
     )
+
+
+def _printed() -> str:
+    """The paper's tables as printed."""
+    tables = "".join(markup.published_table(table) for table in published.TABLES)
+    return (
+        '<section class="chapter" id="printed"><h2>The paper\'s printed numbers</h2>'
+        f'<p class="meta">{escape(published.PAPER)}</p><p class="caveat">{escape(published.CAVEAT)}</p>'
+        f"<details><summary>All printed tables</summary>{tables}</details></section>"
+    )
+
+
+def _has_printed(table: Table) -> bool:
+    return any(row.kind == "printed" for row in table.rows)
 
 
 def _chapter(
@@ -154,12 +168,12 @@ def _heading(groups: Sequence[RunGroup], table: Table) -> str:
 
 
 def _tables(slug: str, table: Table) -> str:
-    caption = f"Headline metrics on {table.dataset}: value, verdict and, on a screen, 95 % interval"
+    caption = f"Headline metrics on {table.dataset}: value, verdict, 95 % interval"
     parts = [
         markup.score_table(table, table.headlines, identifier=f"{slug}-scores", caption=caption),
         markup.verdict_key(),
     ]
-    if any(row.kind == "printed" for row in table.rows):
+    if _has_printed(table):
         parts.append(f'<p class="caveat">{escape(published.CAVEAT)}</p>')
     if table.further:
         further = markup.score_table(

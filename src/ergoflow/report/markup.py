@@ -20,12 +20,19 @@ from ergoflow.report.tables import STRAYED, UNDEFINED, Cell, Column, Row, Table
 MARKS = {
     "at floor": ("floor", "●", "at the noise floor: not distinguishable from truth against truth"),
     "better": ("better", "▲", "better than every trivial forecast"),
-    "worse": ("worse", "▼", "not better than the best trivial forecast"),
+    "worse": ("worse", "▼", "not better than the best trivial forecast (persistence, climatology or zero)"),
     STRAYED: ("worse", "†", "most roll-outs left the truth's range of energies: statistics of another flow"),
     "failed": ("failed", "✕", "failed: a roll-out became infinite or ten times larger than any truth"),
 }
 
 COMMIT_DIGITS = 12
+#: More sentences than this open the page as a list in small type.
+MAX_LARGE_SENTENCES = 2
+#: How `summary` ranks models.
+BEST = (
+    "Best: most headline metrics at the noise floor or better than every trivial forecast (persistence, climatology, "
+    "zero); then most at the floor; then the lowest first column."
+)
 _PUBLISHED_LABELS = {
     "relative_l2@5": "Rel-L2, τ = 5",
     "relative_l2@25": "Rel-L2, τ = 25",
@@ -38,6 +45,15 @@ _PUBLISHED_LABELS = {
     "memory_mb": "memory (MB)",
     "gflops": "10⁹ multiply-adds",
 }
+
+
+def verdicts(sentences: Sequence[str], *, compared: bool) -> str:
+    """The opening of the page: a sentence per task, many of them as a list; with `compared`, what "best" means."""
+    if len(sentences) <= MAX_LARGE_SENTENCES:
+        text = "".join(f'<p class="verdict">{escape(text)}</p>' for text in sentences)
+    else:
+        text = f'<ul class="verdicts">{"".join(f"<li>{escape(text)}</li>" for text in sentences)}</ul>'
+    return text + (f'<p class="meta">{BEST}</p>' if compared else "")
 
 
 def card_list(cards: Sequence[Card], *, chapter: str) -> str:
@@ -153,7 +169,7 @@ def provenance(groups: Sequence[RunGroup]) -> str:
             "run",
             "seed",
             "parameters",
-            "survival",
+            "finite",
             "commit",
             "simulate",
             "train",
