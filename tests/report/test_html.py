@@ -229,6 +229,13 @@ def test_a_page_that_names_the_best_model_says_how_it_is_found(
     assert ("Best: most headline metrics" in page) == ("does best" in page) == said
 
 
+def test_the_menu_under_a_heading_names_variants_and_does_not_repeat_the_heading(folder: Path) -> None:
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    (menu, *_) = re.findall(r'ME-APE</button>(<select class="variant".*?</select>)', text)
+    assert 'aria-label="Variant of ME-APE"' in menu
+    assert re.findall(r"<option[^>]*>(.*?)</option>", menu) == ["main", "shells 1–16"]
+
+
 def provenance(page: Path) -> list[str]:
     """The cells of the only run's line in the table of provenance."""
     _, _, table = page.read_text(encoding="utf-8").partition("Runs behind this page")

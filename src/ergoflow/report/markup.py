@@ -236,14 +236,24 @@ def _header(table: Table, column: Column) -> str:
     family = _family(table, column)
     first = "descending" if column.better == "higher" else "ascending"
     unit = f' <span class="unit">({escape(column.unit)})</span>' if column.unit else ""
+    # An equation stays on one line: τ = 1.
+    label = escape(column.label).replace(" = ", "&nbsp;=&nbsp;")
     menu = ""
     if len(family) > 1:
-        options = "".join(f'<option value="{escape(m.key)}">{escape(m.label)}</option>' for m in family)
-        menu = f'<select class="variant" aria-label="Variant of {escape(column.label)}">{options}</select>'
+        options = "".join(
+            f'<option value="{escape(m.key)}">{escape(_variant_name(m, column))}</option>' for m in family
+        )
+        words = f"Variant of {escape(column.label)}"
+        menu = f'<select class="variant" aria-label="{words}" title="{words}">{options}</select>'
     return (
         f'<th scope="col" aria-sort="none"><button type="button" class="sort" data-first="{first}" '
-        f'title="{escape(column.definition)}">{escape(column.label)}{unit}</button>{menu}</th>'
+        f'title="{escape(column.definition)}">{label}{unit}</button>{menu}</th>'
     )
+
+
+def _variant_name(member: Column, column: Column) -> str:
+    """What a menu under the column's heading calls one of its definitions."""
+    return "main" if member is column else member.label.removeprefix(f"{column.label}, ")
 
 
 def _row(table: Table, row: Row, columns: Sequence[Column]) -> str:
@@ -278,6 +288,6 @@ def _cell(cell: Cell | None, column: Column, *, kind: str, hidden: bool) -> str:
         css, symbol, words = MARKS[cell.verdict]
         parts.append(f'<span class="mark" aria-hidden="true">{symbol}</span><span class="sr">{words}</span>')
     if cell.low is not None and cell.high is not None:
-        parts.append(f"<small>{number(cell.low)} … {number(cell.high)}</small>")
+        parts.append(f"<small>{number(cell.low)}…{number(cell.high)}</small>")
     value = worst if cell.value is None else repr(cell.value)
     return f'<span class="cell {css}" {attributes} data-value="{value}">{"".join(parts)}</span>'
