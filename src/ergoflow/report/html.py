@@ -28,6 +28,7 @@ from ergoflow.report.saving import to_png, to_svg
 from ergoflow.report.sections import figure_items
 from ergoflow.report.summary import best_first, best_row, cards, sentence
 from ergoflow.report.tables import Table, build_table, to_csv, to_json
+from ergoflow.report.units import units_of
 
 #: Points of all maps of a page (about a byte each), and the panels one run usually shows.
 MAP_PIXELS = 2_000_000
@@ -235,6 +236,7 @@ def _player(slug: str, groups: Sequence[RunGroup], budget: _Budget) -> str:
         shared_truth,
         models,
         step_seconds=task_of(groups[0].first)[1],
+        field=units_of(groups[0].first).field,
         axes=axes,
         max_pixels=budget.player_pixels,
     )

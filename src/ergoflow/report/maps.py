@@ -57,10 +57,11 @@ def draw_snapshots(
     side: int,
     step_seconds: float,
     axes: Sequence[str] = ("x", "y"),
+    field: str = "",
 ) -> Figure:
     """Truth, prediction and their difference (rows) at several lead times (columns); fields (S, X, Y)."""
     name, low, high = scale_of(truth)
-    truth, model = (shrink(upright(field, axes), side) for field in (truth, model))
+    truth, model = (shrink(upright(frames, axes), side) for frames in (truth, model))
     span, last = (high - low) / 2, len(steps) - 1
     board = new_board(3, len(steps), width=1.65, shape=truth.shape[1:], labelled=True, title_lines=2, scales=(last,))
     for column, step in enumerate(steps):
@@ -70,7 +71,7 @@ def draw_snapshots(
         error = draw_field(board, 2, column, model[column] - truth[column], "balance", -span, span)
     for row, text in enumerate(("truth", "prediction", "difference")):
         label_row(board, row, text)
-    draw_scale(board, image, 0, rows=(0, 1), extend="both")
+    draw_scale(board, image, 0, rows=(0, 1), label=field, extend="both")
     draw_scale(board, error, 0, rows=(2, 2), extend="both")
     return board.figure
 

@@ -210,7 +210,7 @@
       scale.append(name, element("span", "", short(low)), bar, element("span", "", short(high)));
       find(".scales").append(scale);
     };
-    addScale(colors, data.low, data.high, "field");
+    addScale(colors, data.low, data.high, data.field);
     addScale(errorColors, 0, (data.high - data.low) / 2, "|error|");
 
     frame.max = String(data.steps.length - 1);
