@@ -236,6 +236,25 @@ def test_the_menu_under_a_heading_names_variants_and_does_not_repeat_the_heading
     assert re.findall(r"<option[^>]*>(.*?)</option>", menu) == ["main", "shells 1–16"]
 
 
+def definitions(runs: list[RunView], folder: Path) -> str:
+    text = render([dataclasses.replace(run, curves={}, log=[]) for run in runs], folder, title="t").read_text("utf-8")
+    return text.partition("How each number is defined")[2].partition("</details>")[0]
+
+
+def test_what_all_definitions_share_is_said_once(make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    metrics = run.scores["metrics"]
+    for key in ("me_ape", "me_lrw", "delta_lambda"):
+        metrics[key]["definition"] = f"mean of |Ep-Et|/Et; {key}; 8 x 150 model and 8 x 150 truth frames."
+    text = definitions([run], tmp_path / "same")
+    assert text.count("8 x 150 model") == text.count("Lower is better") == text.count("Ep and Et are") == 1
+    assert "<dd>mean of |Ep-Et|/Et; me_lrw.</dd>" in text
+    metrics["me_lrw"].update(better="higher", definition="8 x 9 model and 8 x 9 truth frames.")
+    text = definitions([run], tmp_path / "differing")
+    assert text.count("Lower is better") == len(metrics) - 1
+    assert "<dd>8 x 9 model and 8 x 9 truth frames. Higher is better.</dd>" in text
+
+
 def provenance(page: Path) -> list[str]:
     """The cells of the only run's line in the table of provenance."""
     _, _, table = page.read_text(encoding="utf-8").partition("Runs behind this page")

@@ -6,6 +6,7 @@ Every function returns a string; every text that comes from a run goes through `
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -26,6 +27,10 @@ MARKS = {
 }
 
 COMMIT_DIGITS = 12
+SYMBOLS = (
+    "p is the model's, t the truth's: Ep and Et are the energies of a shell, TKEp and TKEt those of fluctuations at a "
+    "point, C(t) is the correlation over t steps."
+)
 #: More sentences than this open the page as a list in small type.
 MAX_LARGE_SENTENCES = 2
 #: How `summary` ranks models.
@@ -97,14 +102,39 @@ def verdict_key() -> str:
 
 
 def definitions(table: Table, *, chapter: str) -> str:
-    """How each number of the table is defined, variants included."""
-    items = "".join(
-        f'<dt id="{_definition(chapter, column.key)}">{escape(column.label)}'
-        f"{' <em>variant</em>' if column.variant_of else ''}</dt>"
-        f"<dd>{escape(column.definition)} {column.better.capitalize()} is better.</dd>"
-        for column in table.columns
+    """How each number of the table is defined, variants included; what all have in common is said once above."""
+    samples = _shared_samples(table)
+    direction = _shared_direction(table)
+    items = []
+    for column in table.columns:
+        text = column.definition.removesuffix(f"; {samples}") if samples else column.definition
+        text = text if text.endswith(".") else f"{text}."
+        better = "" if direction else f" {column.better.capitalize()} is better."
+        variant = " <em>variant</em>" if column.variant_of else ""
+        items.append(
+            f'<dt id="{_definition(chapter, column.key)}">{escape(column.label)}{variant}</dt>'
+            f"<dd>{escape(text)}{better}</dd>"
+        )
+    above = [f"{direction.capitalize()} is better."] if direction else []
+    above += [SYMBOLS] if any("Ep" in column.definition for column in table.columns) else []
+    above += [f"Statistics are of {samples}"] if samples else []
+    return (
+        "<details><summary>How each number is defined</summary>"
+        f'<p class="meta">{escape(" ".join(above))}</p><dl>{"".join(items)}</dl></details>'
     )
-    return f"<details><summary>How each number is defined</summary><dl>{items}</dl></details>"
+
+
+def _shared_samples(table: Table) -> str:
+    """What stands behind the last semicolon of more than one definition: how many frames a statistic is of."""
+    tails = Counter(column.definition.rpartition("; ")[2] for column in table.columns if "; " in column.definition)
+    found = [tail for tail, count in tails.items() if count > 1 and tail.endswith("frames.")]
+    return found[0] if len(found) == 1 else ""
+
+
+def _shared_direction(table: Table) -> str:
+    """The better direction where it is the same for all numbers of the table."""
+    directions = {column.better for column in table.columns}
+    return directions.pop() if len(directions) == 1 else ""
 
 
 def published_table(table: PublishedTable) -> str:
