@@ -268,7 +268,7 @@ def test_a_training_is_shown_with_its_own_commit_where_another_scored_it(make_ru
     assert provenance(known)[-4:] == provenance(render([run], tmp_path, title="t"))[-4:]
     cells = provenance(render([dataclasses.replace(run, training=other)], tmp_path, title="t"))
     assert cells[-5] == "0123456789ab"
-    assert cells[-3].endswith(" by fedcba987654")
+    assert cells[-3].endswith(", commit fedcba987654")
 
 
 def test_imported_data_were_not_simulated(make_run: Make, tmp_path: Path) -> None:

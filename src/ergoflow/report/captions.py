@@ -35,9 +35,9 @@ CAPTIONS = {
     ),
     "spectrum": (
         "|u|² summed over the modes of each shell, n = floor(|k| + ½), corners dropped, averaged over trajectories "
-        "and time; the truth's shells add up to the mean of |u|², twice its energy. The lower panel divides by the "
-        "truth: a faithful model stays inside the truth-against-truth band. A fall at the right is lost fine "
-        "structure, a rise is noise that will grow."
+        "and time; with shell 0, the mean flow, the truth's shells add up to the mean of |u|², twice its energy. The "
+        "lower panel divides by the truth: a faithful model stays inside the truth-against-truth band. A fall at the "
+        "right is lost fine structure, a rise is noise that will grow."
     ),
     "autocorrelation": (
         "Correlation of the field with itself some steps later, mean field removed, the same origins for "

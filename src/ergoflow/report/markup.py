@@ -229,7 +229,7 @@ def _provenance_row(run: RunView, stages: Sequence[str]) -> str:
     if run.recipe.get("dataset", {}).get("kind") == "files":
         texts["simulate_s"] = "imported"
     if run.training.get("commit", scores["commit"]) != scores["commit"]:
-        texts["train_s"] += f" by {str(run.training['commit'])[:COMMIT_DIGITS]}"
+        texts["train_s"] += f", commit {str(run.training['commit'])[:COMMIT_DIGITS]}"
     cells = [
         str(run.seed),
         f"{scores['parameters']:,}",
