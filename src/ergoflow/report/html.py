@@ -20,7 +20,7 @@ from string import Template
 
 import numpy as np
 
-from ergoflow.report import markup, published
+from ergoflow.report import markup, published, score_table
 from ergoflow.report.digits import in_digits
 from ergoflow.report.player import MAX_PIXELS, pack_player
 from ergoflow.report.runs import RunGroup, RunView, group_runs, slugify, task_of
@@ -171,17 +171,17 @@ def _heading(groups: Sequence[RunGroup], table: Table) -> str:
 def _tables(slug: str, table: Table) -> str:
     caption = f"Headline metrics on {table.dataset}: value, verdict, 95 % interval"
     parts = [
-        markup.score_table(table, table.headlines, identifier=f"{slug}-scores", caption=caption),
-        markup.verdict_key(),
+        score_table.score_table(table, table.headlines, identifier=f"{slug}-scores", caption=caption),
+        score_table.verdict_key(),
     ]
     if _has_printed(table):
         parts.append(f'<p class="caveat">{escape(published.CAVEAT)}</p>')
     if table.further:
-        further = markup.score_table(
+        further = score_table.score_table(
             table, table.further, identifier=f"{slug}-further", caption=f"Further metrics on {table.dataset}"
         )
         parts.append(f"<details><summary>Further metrics ({len(table.further)})</summary>{further}</details>")
-    return "".join([*parts, markup.definitions(table, chapter=slug)])
+    return "".join([*parts, score_table.definitions(table, chapter=slug)])
 
 
 def _figures(
