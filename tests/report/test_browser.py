@@ -245,7 +245,7 @@ def test_player_shows_other_pixels_at_another_frame(opened: Browser) -> None:
     opened.press("ArrowRight")
     opened.press("ArrowRight")
     assert opened.run("document.querySelector('.player').dataset.frame") == "2"
-    assert opened.run("document.querySelector('.readout').textContent") == "step 2 · 0.20 s"
+    assert opened.run("document.querySelector('.readout').textContent") == "step 2 · 0.2 s"
     assert all(_pixels(opened, tile) != before[tile] for tile in range(3))
     opened.press("Home")
     assert [_pixels(opened, tile) for tile in range(3)] == before

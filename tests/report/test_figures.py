@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import itertools
 import re
@@ -75,6 +76,50 @@ def test_rounding_errors_of_empty_shells_do_not_stretch_the_spectrum() -> None:
     empty = np.where(shells < 8, truth, 1e-30)
     top, _ = figures.draw_spectrum({"m": Curve(shells, truth)}, Curve(shells, empty), styles=STYLES).axes
     assert top.get_ylim()[0] == pytest.approx(truth[1] / figures.SPECTRUM_SPAN)
+
+
+def test_shells_of_the_page_add_up_to_the_mean_square_of_the_field(make_run: Callable[..., RunView]) -> None:
+    side = 15
+    wave = 2 * np.pi * np.arange(side) / side
+    field = 3 * np.sin(2 * wave)[:, None] * np.cos(wave) + np.sin(5 * wave)[:, None]
+    modes = np.abs(np.fft.fft2(field)) ** 2
+    numbers = np.fft.fftfreq(side, 1 / side)
+    shell = np.floor(np.hypot(numbers[:, None], numbers) + 0.5).astype(int)
+    raw = np.bincount(shell.ravel(), weights=modes.ravel())[: side // 2 + 1]
+    curves = {
+        "spectrum/shells": np.arange(side // 2 + 1),
+        "spectrum/truth": raw,
+        "spectrum/model": 3 * raw,
+        "series/steps": np.arange(4),
+        "series/energy/truth": np.full((2, 4), (field**2).mean() / 2),
+    }
+    run = dataclasses.replace(make_run(), curves=curves, recipe={"dataset": {"kind": "channel"}})
+    (spectrum,) = [item for item in figure_items(group_runs([run]), side=16) if item.slug == "spectrum"]
+    top, bottom = spectrum.figure.axes
+    np.testing.assert_allclose(line(top, "truth").get_ydata(), raw[1:] / side**4, atol=1e-12)
+    assert np.sum(line(top, "truth").get_ydata()) == pytest.approx((field**2).mean())
+    assert np.sum(line(top, "kf64-a3m").get_ydata()) == pytest.approx(3 * (field**2).mean())
+    np.testing.assert_allclose(np.asarray(line(bottom, "kf64-a3m").get_ydata())[[1, 4]], 3)
+    assert top.get_ylabel() == "energy per shell (u_τ²)"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "fields", "field", "enstrophy"),
+    [
+        ({"kind": "kolmogorov"}, None, "vorticity (1/s)", "enstrophy (1/s²)"),
+        ({"kind": "files"}, ["height", "speed"], "height", "enstrophy"),
+        ({}, None, "field", "enstrophy"),
+    ],
+)
+def test_axes_tell_units_where_the_data_have_known_ones(
+    make_run: Callable[..., RunView], dataset: dict[str, str], fields: list[str] | None, field: str, enstrophy: str
+) -> None:
+    run = make_run()
+    scores = run.scores if fields is None else {**run.scores, "fields": fields}
+    run = dataclasses.replace(run, recipe={"dataset": dataset}, scores=scores)
+    items = {item.slug: item.figure for item in figure_items(group_runs([run]), side=16)}
+    assert items["pdf"].axes[0].get_xlabel() == field
+    assert items["enstrophy"].axes[0].get_ylabel() == enstrophy
 
 
 def test_spectra_on_other_shells_are_compared_where_they_meet() -> None:

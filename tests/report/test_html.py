@@ -76,6 +76,8 @@ def folder(make_run: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_run("tcf192-a", dataset="tcf192", walls=True),
     ]
     runs[2].scores["metrics"]["me_ape"]["rows"]["model"].update(value=None, low=None, high=None, verdict="failed")
+    for run in runs:
+        run.scores["metrics"]["delta_lambda"]["rows"]["zero"].update(value=None, low=None, high=None, verdict=None)
     return render(runs, tmp_path_factory.mktemp("report"), title="A & B").parent
 
 
@@ -121,7 +123,7 @@ def test_tables_beside_the_page_hold_what_the_page_shows(folder: Path) -> None:
         for row in table["rows"]:
             for cell in row["cells"].values():
                 shown = "Infinity" if cell["value"] is None else repr(cell["value"])
-                assert f'data-value="{shown}"' in text
+                assert cell["verdict"] == "undefined" or f'data-value="{shown}"' in text
 
 
 def test_the_best_run_comes_first_and_the_cards_say_whose_they_are(make_run: Make, tmp_path: Path) -> None:
@@ -144,6 +146,14 @@ def test_a_menu_of_runs_stands_where_there_is_a_choice(folder: Path) -> None:
 def test_a_null_score_is_shown_as_failed(folder: Path) -> None:
     text = (folder / "index.html").read_text(encoding="utf-8")
     assert re.search(r'class="cell failed" data-metric="me_ape" data-value="Infinity"><b>failed</b>', text)
+
+
+def test_a_constant_has_no_mixing_rate_and_its_cell_is_not_red(folder: Path) -> None:
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    (zero, *_) = re.findall(r'<tr class="reference"><th scope="row">zero</th>.*?</tr>', text)
+    assert "failed" not in zero
+    (cell,) = re.findall(r'<span class="cell missing" data-metric="delta_lambda" title="([^"]+)">–<', zero)
+    assert "not defined" in cell
 
 
 def test_nothing_is_left_of_the_writing_and_all_may_read_it(folder: Path) -> None:
@@ -192,6 +202,80 @@ def test_a_run_without_any_curve_still_has_its_table(make_run: Make, tmp_path: P
     assert parsed.faults == []
     assert "kf64-scores" in parsed.ids
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "tables.csv", "tables.json"]
+
+
+@pytest.mark.parametrize(("dataset", "printed"), [("kf256-coarse", True), ("waves", False)])
+def test_printed_numbers_stand_on_pages_of_data_that_the_paper_has(
+    make_run: Make, tmp_path: Path, dataset: str, printed: bool
+) -> None:
+    page = render([dataclasses.replace(make_run(dataset=dataset), curves={}, log=[])], tmp_path, title="t")
+    assert ("printed" in outline(page).ids) == printed
+    assert ("ICML" in page.read_text(encoding="utf-8")) == printed
+
+
+@pytest.mark.parametrize(("count", "tag"), [(1, "p"), (2, "p"), (3, "li")])
+def test_a_page_of_many_tasks_opens_with_a_list(make_run: Make, tmp_path: Path, count: int, tag: str) -> None:
+    runs = [dataclasses.replace(make_run(f"m{n}", dataset=f"flow{n}"), curves={}, log=[]) for n in range(count)]
+    header, _, _ = render(runs, tmp_path, title="t").read_text(encoding="utf-8").partition("</header>")
+    assert len(re.findall(rf"<{tag}[^>]*>On flow\d in steps", header)) == count
+
+
+@pytest.mark.parametrize(("names", "said"), [(("a",), False), (("a", "b"), True)])
+def test_a_page_that_names_the_best_model_says_how_it_is_found(
+    make_run: Make, tmp_path: Path, names: tuple[str, ...], said: bool
+) -> None:
+    runs = [dataclasses.replace(make_run(name), curves={}, log=[]) for name in names]
+    page = render(runs, tmp_path, title="t").read_text(encoding="utf-8")
+    assert ("Best: most headline metrics" in page) == ("does best" in page) == said
+
+
+def test_the_menu_under_a_heading_names_variants_and_does_not_repeat_the_heading(folder: Path) -> None:
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    (menu, *_) = re.findall(r'ME-APE</button>(<select class="variant".*?</select>)', text)
+    assert 'aria-label="Variant of ME-APE"' in menu
+    assert re.findall(r"<option[^>]*>(.*?)</option>", menu) == ["main", "shells 1–16"]
+
+
+def definitions(runs: list[RunView], folder: Path) -> str:
+    text = render([dataclasses.replace(run, curves={}, log=[]) for run in runs], folder, title="t").read_text("utf-8")
+    return text.partition("How each number is defined")[2].partition("</details>")[0]
+
+
+def test_what_all_definitions_share_is_said_once(make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    metrics = run.scores["metrics"]
+    for key in ("me_ape", "me_lrw", "delta_lambda"):
+        metrics[key]["definition"] = f"mean of |Ep-Et|/Et; {key}; 8 x 150 model and 8 x 150 truth frames."
+    text = definitions([run], tmp_path / "same")
+    assert text.count("8 x 150 model") == text.count("Lower is better") == text.count("Ep and Et are") == 1
+    assert "<dd>mean of |Ep-Et|/Et; me_lrw.</dd>" in text
+    metrics["me_lrw"].update(better="higher", definition="8 x 9 model and 8 x 9 truth frames.")
+    text = definitions([run], tmp_path / "differing")
+    assert text.count("Lower is better") == len(metrics) - 1
+    assert "<dd>8 x 9 model and 8 x 9 truth frames. Higher is better.</dd>" in text
+
+
+def provenance(page: Path) -> list[str]:
+    """The cells of the only run's line in the table of provenance."""
+    _, _, table = page.read_text(encoding="utf-8").partition("Runs behind this page")
+    return re.findall(r"<td>(.*?)</td>", table.partition("</tbody>")[0])
+
+
+def test_a_training_is_shown_with_its_own_commit_where_another_scored_it(make_run: Make, tmp_path: Path) -> None:
+    run = dataclasses.replace(make_run(), curves={}, log=[])
+    same, other = ({"commit": commit} for commit in (run.scores["commit"], "fedcba9876543210"))
+    known = render([dataclasses.replace(run, training=same)], tmp_path, title="t")
+    assert provenance(known)[-4:] == provenance(render([run], tmp_path, title="t"))[-4:]
+    cells = provenance(render([dataclasses.replace(run, training=other)], tmp_path, title="t"))
+    assert cells[-5] == "0123456789ab"
+    assert cells[-3].endswith(", commit fedcba987654")
+
+
+def test_imported_data_were_not_simulated(make_run: Make, tmp_path: Path) -> None:
+    run = dataclasses.replace(make_run(), curves={}, log=[])
+    assert provenance(render([run], tmp_path, title="t"))[-4] == "31 s"
+    run = dataclasses.replace(run, recipe={"dataset": {"kind": "files"}})
+    assert provenance(render([run], tmp_path, title="t"))[-4] == "imported"
 
 
 def test_hostile_names_are_text(make_run: Make, tmp_path: Path) -> None:

@@ -77,6 +77,15 @@ def test_a_failed_row_says_so(make_run: MakeRun) -> None:
     assert "failed (0.86)" in block("table1", runs)
 
 
+def test_what_no_trivial_forecast_could_have_is_a_dash(make_run: MakeRun) -> None:
+    runs = table_1(make_run)
+    for run in runs:
+        run.scores["metrics"]["me_lrw"]["rows"]["zero"].update(value=None, low=None, high=None)
+    (zero,) = [line for line in block("table1", runs).splitlines() if line.startswith("| *zero* |")]
+    assert [cell.strip() for cell in zero.split("|")].count("–") == 1
+    assert "failed" not in zero
+
+
 def test_statistics_of_roll_outs_that_left_are_marked_and_the_mark_is_explained(make_run: MakeRun) -> None:
     runs = table_1(make_run)
     assert "†" not in block("table1", runs)

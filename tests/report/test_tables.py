@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ergoflow.report.runs import RunView, group_runs, survival_text
-from ergoflow.report.summary import best_row, cards, number, sentence
+from ergoflow.report.summary import best_row, cards, duration, number, sentence
 from ergoflow.report.tables import FLOOR_LABEL, Table, build_table, to_csv, to_json
 
 Make = Callable[..., RunView]
@@ -74,6 +74,21 @@ def test_one_failed_seed_fails_the_group(make_run: Make) -> None:
     assert cell.verdict == "failed"
 
 
+def constant(run: RunView, key: str) -> RunView:
+    """A run whose trivial forecast has no such number, as a constant has no spectrum."""
+    run.scores["metrics"][key]["rows"]["zero"].update(value=None, low=None, high=None)
+    return run
+
+
+def test_a_trivial_forecast_without_a_value_has_not_failed_but_a_model_has(make_run: Make) -> None:
+    table = table_of(fail(constant(make_run("m", dataset="kf256"), "me_lrw"), "me_ape"))
+    rows = {row.label: row for row in table.rows}
+    assert (rows["zero"].cells["me_lrw"].value, rows["zero"].cells["me_lrw"].verdict) == (None, "undefined")
+    assert rows["m"].cells["me_ape"].verdict == "failed"
+    lines = {(line["row"], line["metric"]): line["value"] for line in csv.DictReader(io.StringIO(to_csv([table])))}
+    assert (lines["zero", "me_lrw"], lines["m", "me_ape"]) == ("undefined", "failed")
+
+
 def test_infinity_counts_as_failed(make_run: Make) -> None:
     run = make_run()
     run.scores["metrics"]["me_ape"]["rows"]["model"]["value"] = float("inf")
@@ -125,7 +140,7 @@ def test_the_sentence_counts_verdicts_and_survivors(make_run: Make) -> None:
     # Of τ = 1/5/25, ME-APE, ME-LRw, Δλ, KL: one failed, ME-LRw = .05 and Δλ = .02 and KL = .06.
     assert text == (
         "On kf64 in steps of 0.1 s, m cannot be told from the truth in 1 of 7 headline metrics, beats every trivial "
-        "forecast in 5 more and fails in 1; 3 of 4 roll-outs survive 1,000 steps."
+        "forecast in 5 more and fails in 1; 3 of 4 roll-outs stay finite for 1,000 steps."
     )
 
 
@@ -134,11 +149,51 @@ def test_a_run_that_left_the_attractor_has_not_just_survived(make_run: Make) -> 
     run.scores["survival"].update({"energy_in_range@1000": 1.0, "enstrophy_in_range@1000": 0.25})
     groups = group_runs([run])
     table = build_table(groups)
-    assert sentence(table, groups).endswith("; all 4 roll-outs survive 1,000 steps, 1 in the truth's range.")
-    (card,) = [card for card in cards(table, groups) if card.label == "survival"]
-    assert (card.value, card.verdict) == ("4/4", "failed")
-    assert card.note == "roll-outs of 1,000 steps, 1 in the truth's range"
+    text = "; all 4 roll-outs stay finite for 1,000 steps; 1 of 4 keeps the truth's energy."
+    assert sentence(table, groups).endswith(text)
+    found = {card.label: (card.value, card.verdict) for card in cards(table, groups)}
+    assert (found["finite"], found["in range"]) == (("4/4", None), ("1/4", "strayed"))
     assert survival_text(groups[0].runs) == "100%, 25% in range"
+
+
+def test_no_card_speaks_of_a_range_that_nobody_looked_at(make_run: Make) -> None:
+    groups = group_runs([make_run("m")])
+    assert "in range" not in [card.label for card in cards(build_table(groups), groups)]
+
+
+@pytest.mark.parametrize(
+    ("total", "finite", "inside", "text"),
+    [
+        (1, 1, 1, "its roll-out stays finite for 1,000 steps"),
+        (2, 2, 1, "both roll-outs stay finite for 1,000 steps; 1 of 2 keeps the truth's energy"),
+        (2, 1, 1, "1 of 2 roll-outs stays finite for 1,000 steps"),
+        (8, 8, 8, "all 8 roll-outs stay finite for 1,000 steps"),
+        (8, 5, 3, "5 of 8 roll-outs stay finite for 1,000 steps; 3 of 8 keep the truth's energy"),
+        (8, 0, 0, "no roll-out stays finite for 1,000 steps"),
+    ],
+)
+def test_the_sentence_counts_in_english(make_run: Make, total: int, finite: int, inside: int, text: str) -> None:
+    run = make_run("m")
+    run.scores["num_trajectories"] = total  # type: ignore[index]
+    run.scores["survival"].update({"fraction": finite / total, "energy_in_range@1000": inside / total})
+    groups = group_runs([run])
+    assert sentence(build_table(groups), groups).endswith(f"; {text}.")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (0.45, "0.45 s"),
+        (31.0, "31 s"),
+        (64.0, "1.1 min"),
+        (180.01, "3 min"),
+        (5400.0, "1.5 h"),
+        (432_000.0, "120 h"),
+    ],
+)
+def test_a_duration_is_two_digits_in_a_unit_a_person_would_use(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(("share", "strayed"), [(0.25, True), (0.75, False)])
@@ -163,7 +218,7 @@ def test_no_statistic_looks_good_over_roll_outs_that_left(make_run: Make, share:
 def test_cards_hold_the_best_run_against_floor_and_print(make_run: Make) -> None:
     groups = group_runs([make_run("m", dataset="kf256", skill=0.1)])
     found = {card.label: card for card in cards(build_table(groups), groups)}
-    assert found["survival"].value == "4/4"
+    assert found["finite"].value == "4/4"
     assert found["Rel. L2, τ = 25"].value == "0.500"
     assert found["Rel. L2, τ = 25"].note == "floor 0.030 · persistence 0.890 · paper prints 1.27"
     assert found["parameters"].value == "7,325,665"

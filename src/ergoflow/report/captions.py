@@ -34,10 +34,10 @@ CAPTIONS = {
         "where a roll-out fails."
     ),
     "spectrum": (
-        "Energy summed over the modes of each shell, n = floor(|k| + ½), corners dropped, averaged over "
-        "trajectories and time. The lower panel divides by the truth: a faithful model stays inside the "
-        "truth-against-truth band. A fall at the right is lost fine structure, a rise is noise that will "
-        "grow."
+        "|u|² summed over the modes of each shell, n = floor(|k| + ½), corners dropped, averaged over trajectories "
+        "and time; with shell 0, the mean flow, the truth's shells add up to the mean of |u|², twice its energy. The "
+        "lower panel divides by the truth: a faithful model stays inside the truth-against-truth band. A fall at the "
+        "right is lost fine structure, a rise is noise that will grow."
     ),
     "autocorrelation": (
         "Correlation of the field with itself some steps later, mean field removed, the same origins for "
@@ -49,8 +49,8 @@ CAPTIONS = {
         "Probability density of the point values over all trajectories and times. Look at the tails: the "
         "logarithmic axis shows whether extremes are as frequent as they should be."
     ),
-    "energy": f"Mean energy {_STABILITY}",
-    "enstrophy": f"Mean enstrophy {_STABILITY}",
+    "energy": f"Energy, the mean of ½|u|² over the grid, {_STABILITY}",
+    "enstrophy": f"Enstrophy, the mean of ½ω² over the grid, {_STABILITY}",
     "box": (
         "Streamwise velocity in units of u_τ in the simulated box, darker is slower: the outflow plane, a side, and "
         "the plane at y⁺ ≈ 15 above the lower wall, where streaks of slow and fast fluid run along the stream. The "

@@ -25,6 +25,8 @@ from ergoflow.report.canvas import (
     new_figure,
     set_title,
 )
+from ergoflow.report.digits import in_digits
+from ergoflow.report.units import with_unit
 
 #: Beyond this many points per figure the series are thinned: a browser draws no more.
 MAX_SERIES_POINTS = 16_000
@@ -47,6 +49,11 @@ class Curve:
     low: np.ndarray | None = None
     high: np.ndarray | None = None
 
+    def times(self, factor: float) -> Curve:
+        """The curve in other units."""
+        low, high = (None if bound is None else factor * bound for bound in (self.low, self.high))
+        return Curve(self.x, factor * self.y, low, high)
+
 
 def draw_error_growth(
     models: Mapping[str, Curve], references: Mapping[str, Curve], *, step_seconds: float, styles: Styles
@@ -59,12 +66,12 @@ def draw_error_growth(
     _draw_models(axes, models, styles)
     axes.set_yscale("log")
     log_ticks(axes, "y")
-    axes.set(xlabel=f"lead time (steps of {step_seconds:.3g} s)", ylabel="relative L2 error")
+    axes.set(xlabel=f"lead time (steps of {in_digits(step_seconds)} s)", ylabel="relative L2 error")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finish(figure, axes)
 
 
-def draw_spectrum(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) -> Figure:
+def draw_spectrum(models: Mapping[str, Curve], truth: Curve, *, styles: Styles, unit: str = "") -> Figure:
     """Energy per shell above, ratio to the truth below; the band is truth against truth."""
     figure, axes = new_figure(5.0, 4.0, rows=2, sharex=True, gridspec_kw={"height_ratios": (2.2, 1)})
     top, bottom = axes[:, 0]
@@ -89,7 +96,7 @@ def draw_spectrum(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) 
     ticks = [2**power for power in range(12) if truth.x[0] <= 2**power <= truth.x[-1]]
     bottom.set_xticks(ticks, labels=[str(tick) for tick in ticks])
     bottom.set(xlabel="wavenumber shell", ylabel="model / truth")
-    top.set_ylabel("energy")
+    top.set_ylabel(with_unit("energy per shell", unit))
     add_legend(figure, top)
     return figure
 
@@ -100,19 +107,19 @@ def draw_autocorrelation(models: Mapping[str, Curve], truth: Curve, *, step_seco
     axes.axhline(0, color=INK, alpha=0.4, linewidth=0.7)
     _draw_truth(axes, truth)
     _draw_models(axes, models, styles)
-    axes.set(xlabel=f"lag (steps of {step_seconds:.3g} s)", ylabel="autocorrelation")
+    axes.set(xlabel=f"lag (steps of {in_digits(step_seconds)} s)", ylabel="autocorrelation")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finish(figure, axes)
 
 
-def draw_density(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) -> Figure:
+def draw_density(models: Mapping[str, Curve], truth: Curve, *, styles: Styles, field: str = "field") -> Figure:
     """Probability density of the point values with a logarithmic ordinate, which shows the tails."""
     figure, ((axes,),) = new_figure(5.0, 3.1)
     _draw_truth(axes, truth)
     _draw_models(axes, models, styles)
     axes.set_yscale("log")
     log_ticks(axes, "y")
-    axes.set(xlabel="field value", ylabel="probability density")
+    axes.set(xlabel=field, ylabel="probability density")
     return _finish(figure, axes)
 
 
@@ -123,6 +130,7 @@ def draw_series(
     quantity: str,
     diverged_at: Mapping[str, Sequence[int]],
     styles: Styles,
+    unit: str = "",
 ) -> Figure:
     """Every trajectory's energy or enstrophy (J, T) over the roll-out, with the truth's mean ± 5 σ band.
 
@@ -147,7 +155,7 @@ def draw_series(
         _mark_divergences(axes, curve, diverged_at.get(name, ()), style.color, limits)
     if half > 0:
         axes.set_ylim(*limits)
-    axes.set(xlabel="step of the roll-out", ylabel=quantity)
+    axes.set(xlabel="step of the roll-out", ylabel=with_unit(quantity, unit))
     return _finish(figure, axes)
 
 

@@ -20,13 +20,15 @@ from string import Template
 
 import numpy as np
 
-from ergoflow.report import markup, published
+from ergoflow.report import markup, published, score_table
+from ergoflow.report.digits import in_digits
 from ergoflow.report.player import MAX_PIXELS, pack_player
 from ergoflow.report.runs import RunGroup, RunView, group_runs, slugify, task_of
 from ergoflow.report.saving import to_png, to_svg
 from ergoflow.report.sections import figure_items
 from ergoflow.report.summary import best_first, best_row, cards, sentence
 from ergoflow.report.tables import Table, build_table, to_csv, to_json
+from ergoflow.report.units import units_of
 
 #: Points of all maps of a page (about a byte each), and the panels one run usually shows.
 MAP_PIXELS = 2_000_000
@@ -98,21 +100,35 @@ def _page(
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     links = "".join(
-        f'<a href="#{slug}">{escape(table.dataset)} <span>{table.step_seconds:.3g} s</span></a>'
+        f'<a href="#{slug}">{escape(table.dataset)} <span>{in_digits(table.step_seconds)} s</span></a>'
         for slug, table in zip(slugs, tables, strict=True)
     )
     return Template(_asset("page.html")).substitute(
         title=escape(title),
-        verdict="".join(f'<p class="verdict">{escape(text)}</p>' for text in sentences),
+        verdict=markup.verdicts(
+            sentences, compared=any(sum(row.kind == "model" for row in table.rows) > 1 for table in tables)
+        ),
         links=links if len(slugs) > 1 else "",
         style=_asset("page.css"),
         script=script,
         digest=digest,
         chapters="".join(chapters),
-        paper=escape(published.PAPER),
-        caveat=escape(published.CAVEAT),
-        printed="".join(markup.published_table(table) for table in published.TABLES),
+        printed=_printed() if any(_has_printed(table) for table in tables) else "",
     )
+
+
+def _printed() -> str:
+    """The paper's tables as printed."""
+    tables = "".join(markup.published_table(table) for table in published.TABLES)
+    return (
+        '<section class="chapter" id="printed"><h2>The paper\'s printed numbers</h2>'
+        f'<p class="meta">{escape(published.PAPER)}</p><p class="caveat">{escape(published.CAVEAT)}</p>'
+        f"<details><summary>All printed tables</summary>{tables}</details></section>"
+    )
+
+
+def _has_printed(table: Table) -> bool:
+    return any(row.kind == "printed" for row in table.rows)
 
 
 def _chapter(
@@ -147,25 +163,25 @@ def _heading(groups: Sequence[RunGroup], table: Table) -> str:
     words = "; ".join(f"{count} test trajectories, {steps:,} steps" for count, steps in tests)
     warning = "" if len(tests) == 1 else " Runs were scored on different tests: compare them with care."
     return (
-        f"<h2>{escape(table.dataset)} <span>{table.step_seconds:.3g} s per step</span></h2>"
+        f"<h2>{escape(table.dataset)} <span>{in_digits(table.step_seconds)} s per step</span></h2>"
         f'<p class="meta">{words}.{warning}</p>'
     )
 
 
 def _tables(slug: str, table: Table) -> str:
-    caption = f"Headline metrics on {table.dataset}: value, verdict and, on a screen, 95 % interval"
+    caption = f"Headline metrics on {table.dataset}: value, verdict, 95 % interval"
     parts = [
-        markup.score_table(table, table.headlines, identifier=f"{slug}-scores", caption=caption),
-        markup.verdict_key(),
+        score_table.score_table(table, table.headlines, identifier=f"{slug}-scores", caption=caption),
+        score_table.verdict_key(),
     ]
-    if any(row.kind == "printed" for row in table.rows):
+    if _has_printed(table):
         parts.append(f'<p class="caveat">{escape(published.CAVEAT)}</p>')
     if table.further:
-        further = markup.score_table(
+        further = score_table.score_table(
             table, table.further, identifier=f"{slug}-further", caption=f"Further metrics on {table.dataset}"
         )
         parts.append(f"<details><summary>Further metrics ({len(table.further)})</summary>{further}</details>")
-    return "".join([*parts, markup.definitions(table, chapter=slug)])
+    return "".join([*parts, score_table.definitions(table, chapter=slug)])
 
 
 def _figures(
@@ -220,6 +236,7 @@ def _player(slug: str, groups: Sequence[RunGroup], budget: _Budget) -> str:
         shared_truth,
         models,
         step_seconds=task_of(groups[0].first)[1],
+        field=units_of(groups[0].first).field,
         axes=axes,
         max_pixels=budget.player_pixels,
     )

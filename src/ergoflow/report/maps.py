@@ -57,20 +57,21 @@ def draw_snapshots(
     side: int,
     step_seconds: float,
     axes: Sequence[str] = ("x", "y"),
+    field: str = "",
 ) -> Figure:
     """Truth, prediction and their difference (rows) at several lead times (columns); fields (S, X, Y)."""
     name, low, high = scale_of(truth)
-    truth, model = (shrink(upright(field, axes), side) for field in (truth, model))
+    truth, model = (shrink(upright(frames, axes), side) for frames in (truth, model))
     span, last = (high - low) / 2, len(steps) - 1
     board = new_board(3, len(steps), width=1.65, shape=truth.shape[1:], labelled=True, title_lines=2, scales=(last,))
     for column, step in enumerate(steps):
-        title = f"step {int(step)}\n{step * step_seconds:.3g} s"
+        title = f"step {int(step)}\n{in_digits(step * step_seconds)} s"
         image = draw_field(board, 0, column, truth[column], name, low, high, title=title)
         draw_field(board, 1, column, model[column], name, low, high)
         error = draw_field(board, 2, column, model[column] - truth[column], "balance", -span, span)
     for row, text in enumerate(("truth", "prediction", "difference")):
         label_row(board, row, text)
-    draw_scale(board, image, 0, rows=(0, 1), extend="both")
+    draw_scale(board, image, 0, rows=(0, 1), label=field, extend="both")
     draw_scale(board, error, 0, rows=(2, 2), extend="both")
     return board.figure
 

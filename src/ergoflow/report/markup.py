@@ -1,4 +1,4 @@
-"""HTML of the page's parts: cards, tables, player, figures, provenance.
+"""HTML of the page's parts: opening, cards, printed tables, player, figures, provenance.
 
 Every function returns a string; every text that comes from a run goes through `html.escape`.
 """
@@ -11,20 +11,19 @@ from html import escape
 from typing import Any
 
 from ergoflow.report.published import PublishedTable
-from ergoflow.report.runs import RunGroup, RunView, slugify, survival_text
+from ergoflow.report.runs import RunGroup, RunView, survival_text
+from ergoflow.report.score_table import MARKS, definition_id
 from ergoflow.report.sections import FigureItem
-from ergoflow.report.summary import Card, duration, number
-from ergoflow.report.tables import STRAYED, Cell, Column, Row, Table
+from ergoflow.report.summary import Card, duration
 
-#: Verdict -> (CSS class, symbol, words); the symbol carries the meaning where colour cannot.
-MARKS = {
-    "at floor": ("floor", "●", "at the noise floor: not distinguishable from truth against truth"),
-    "better": ("better", "▲", "better than every trivial forecast"),
-    "worse": ("worse", "▼", "not better than the best trivial forecast"),
-    STRAYED: ("worse", "†", "most roll-outs left the truth's range of energies: statistics of another flow"),
-    "failed": ("failed", "✕", "failed: a roll-out became infinite or ten times larger than any truth"),
-}
-
+COMMIT_DIGITS = 12
+#: More sentences than this open the page as a list in small type.
+MAX_LARGE_SENTENCES = 2
+#: How `summary` ranks models.
+BEST = (
+    "Best: most headline metrics at the noise floor or better than every trivial forecast (persistence, climatology, "
+    "zero); then most at the floor; then the lowest first column."
+)
 _PUBLISHED_LABELS = {
     "relative_l2@5": "Rel-L2, τ = 5",
     "relative_l2@25": "Rel-L2, τ = 25",
@@ -39,6 +38,15 @@ _PUBLISHED_LABELS = {
 }
 
 
+def verdicts(sentences: Sequence[str], *, compared: bool) -> str:
+    """The opening of the page: a sentence per task, many of them as a list; with `compared`, what "best" means."""
+    if len(sentences) <= MAX_LARGE_SENTENCES:
+        text = "".join(f'<p class="verdict">{escape(text)}</p>' for text in sentences)
+    else:
+        text = f'<ul class="verdicts">{"".join(f"<li>{escape(text)}</li>" for text in sentences)}</ul>'
+    return text + (f'<p class="meta">{BEST}</p>' if compared else "")
+
+
 def card_list(cards: Sequence[Card], *, chapter: str) -> str:
     """The cards on top of a chapter; the name of a metric leads to its definition."""
     items = []
@@ -47,47 +55,13 @@ def card_list(cards: Sequence[Card], *, chapter: str) -> str:
         mark = f' <span class="mark" aria-hidden="true">{MARKS[card.verdict][1]}</span>' if card.verdict else ""
         label = f'<span class="label">{escape(card.label)}</span>'
         if card.metric is not None:
-            label = f'<a class="label" href="#{_definition(chapter, card.metric)}">{escape(card.label)}</a>'
+            label = f'<a class="label" href="#{definition_id(chapter, card.metric)}">{escape(card.label)}</a>'
         items.append(
             f'<li class="card {css}">{label}'
             f'<span class="value">{escape(card.value)}{mark}</span>'
             f'<span class="note">{escape(card.note)}</span></li>'
         )
     return f'<ul class="cards">{"".join(items)}</ul>'
-
-
-def score_table(table: Table, columns: Sequence[Column], *, identifier: str, caption: str) -> str:
-    """A sortable table; a column with variants carries all of them and a menu that picks one."""
-    head = "".join(_header(table, column) for column in columns)
-    body = "".join(_row(table, row, columns) for row in table.rows if _has_any(table, row, columns))
-    return (
-        f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
-        f'<table id="{identifier}" class="scores">'
-        f"<caption><span>{escape(caption)}</span></caption>"
-        f'<thead><tr><th scope="col" aria-sort="none">'
-        f'<button type="button" class="sort" data-first="ascending">forecast</button></th>'
-        f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def verdict_key() -> str:
-    """What the symbols mean."""
-    items = "".join(
-        f'<li><span class="mark {css}" aria-hidden="true">{symbol}</span> {escape(words)}</li>'
-        for css, symbol, words in MARKS.values()
-    )
-    return f'<ul class="key">{items}</ul>'
-
-
-def definitions(table: Table, *, chapter: str) -> str:
-    """How each number of the table is defined, variants included."""
-    items = "".join(
-        f'<dt id="{_definition(chapter, column.key)}">{escape(column.label)}'
-        f"{' <em>variant</em>' if column.variant_of else ''}</dt>"
-        f"<dd>{escape(column.definition)} {column.better.capitalize()} is better.</dd>"
-        for column in table.columns
-    )
-    return f"<details><summary>How each number is defined</summary><dl>{items}</dl></details>"
 
 
 def published_table(table: PublishedTable) -> str:
@@ -152,7 +126,7 @@ def provenance(groups: Sequence[RunGroup]) -> str:
             "run",
             "seed",
             "parameters",
-            "survival",
+            "finite",
             "commit",
             "simulate",
             "train",
@@ -177,80 +151,26 @@ def data_block(data: Any) -> str:
 
 def _provenance_row(run: RunView, stages: Sequence[str]) -> str:
     scores = run.scores
-    times = [scores["timings"].get(stage) for stage in stages]
+    times = {stage: scores["timings"].get(stage) for stage in stages}
+    texts = {stage: "–" if time is None else duration(time) for stage, time in times.items()}
+    if run.recipe.get("dataset", {}).get("kind") == "files":
+        texts["simulate_s"] = "imported"
+    if run.training.get("commit", scores["commit"]) != scores["commit"]:
+        texts["train_s"] += f", commit {str(run.training['commit'])[:COMMIT_DIGITS]}"
     cells = [
         str(run.seed),
         f"{scores['parameters']:,}",
         survival_text([run]),
-        str(scores["commit"] or "–")[:12],
+        str(scores["commit"] or "–")[:COMMIT_DIGITS],
+        *texts.values(),
     ]
-    cells += ["–" if time is None else duration(time) for time in times]
     tds = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
     return f'<tr><th scope="row">{escape(run.name)}</th>{tds}</tr>'
 
 
 def _recipe_details(run: RunView) -> str:
     shown = {"recipe": run.recipe, "hardware": run.scores["hardware"], "versions": run.scores["versions"]}
+    if run.training:
+        shown["training"] = run.training
     text = json.dumps(shown, indent=2, ensure_ascii=False, default=str)
     return f"<details><summary>{escape(run.name)}, seed {run.seed}</summary><pre>{escape(text)}</pre></details>"
-
-
-def _definition(chapter: str, metric: str) -> str:
-    """Where on the page a metric is defined."""
-    return f"{chapter}-defines-{slugify(metric)}"
-
-
-def _family(table: Table, column: Column) -> tuple[Column, ...]:
-    return (column, *(table.column(key) for key in column.variants))
-
-
-def _has_any(table: Table, row: Row, columns: Sequence[Column]) -> bool:
-    return any(member.key in row.cells for column in columns for member in _family(table, column))
-
-
-def _header(table: Table, column: Column) -> str:
-    family = _family(table, column)
-    first = "descending" if column.better == "higher" else "ascending"
-    unit = f' <span class="unit">({escape(column.unit)})</span>' if column.unit else ""
-    menu = ""
-    if len(family) > 1:
-        options = "".join(f'<option value="{escape(m.key)}">{escape(m.label)}</option>' for m in family)
-        menu = f'<select class="variant" aria-label="Variant of {escape(column.label)}">{options}</select>'
-    return (
-        f'<th scope="col" aria-sort="none"><button type="button" class="sort" data-first="{first}" '
-        f'title="{escape(column.definition)}">{escape(column.label)}{unit}</button>{menu}</th>'
-    )
-
-
-def _row(table: Table, row: Row, columns: Sequence[Column]) -> str:
-    note = f' <span class="tag">{escape(row.note)}</span>' if row.note else ""
-    cells = "".join(f"<td>{_cells(table, row, column)}</td>" for column in columns)
-    return f'<tr class="{row.kind}"><th scope="row">{escape(row.label)}{note}</th>{cells}</tr>'
-
-
-def _cells(table: Table, row: Row, column: Column) -> str:
-    return "".join(
-        _cell(row.cells.get(member.key), member, kind=row.kind, hidden=position > 0)
-        for position, member in enumerate(_family(table, column))
-    )
-
-
-def _cell(cell: Cell | None, column: Column, *, kind: str, hidden: bool) -> str:
-    attributes = f'data-metric="{escape(column.key)}"{" hidden" if hidden else ""}'
-    if cell is None:
-        return f'<span class="cell missing" {attributes}>–<span class="sr">not measured</span></span>'
-    # The paper prints two decimals; more would claim what it does not.
-    text = f"{cell.value:.2f}" if kind == "printed" and cell.value is not None else number(cell.value)
-    worst = "-Infinity" if column.better == "higher" else "Infinity"
-    parts = [f"<b>{text}</b>"]
-    if cell.spread is not None:
-        parts.append(f'<span class="spread"> ± {number(cell.spread)}</span>')
-    css = "plain"
-    # A trivial forecast is what models are judged by; only its failure is worth a mark.
-    if cell.verdict is not None and (kind == "model" or cell.verdict == "failed"):
-        css, symbol, words = MARKS[cell.verdict]
-        parts.append(f'<span class="mark" aria-hidden="true">{symbol}</span><span class="sr">{words}</span>')
-    if cell.low is not None and cell.high is not None:
-        parts.append(f"<small>{number(cell.low)} … {number(cell.high)}</small>")
-    value = worst if cell.value is None else repr(cell.value)
-    return f'<span class="cell {css}" {attributes} data-value="{value}">{"".join(parts)}</span>'

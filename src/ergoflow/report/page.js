@@ -107,6 +107,8 @@
     const [tiles, play, frame, speed, readout] = [".tiles", ".play", ".frame", ".speed", ".readout"].map(find);
     const colors = bytes(data.colors), errorColors = bytes(data.error_colors);
     const notFinite = data.levels + 1;
+    // As many as the step's length has: 820 s, not 820.00 s.
+    const decimals = (String(Number(data.seconds.toPrecision(3))).split(".")[1] || "").length;
     const sheets = new Map();
     const sheet = (key, url) => {
       if (!sheets.has(key)) sheets.set(key, decode(url));
@@ -166,7 +168,7 @@
       const step = data.steps[current];
       frame.value = String(current);
       frame.setAttribute("aria-valuetext", "step " + step);
-      readout.textContent = `step ${step} · ${(step * data.seconds).toFixed(2)} s`;
+      readout.textContent = `step ${step} · ${(step * data.seconds).toFixed(decimals)} s`;
       box.dataset.frame = String(current);
     };
     const go = (index) => { current = (index + data.steps.length) % data.steps.length; if (shown.length) draw(); };
@@ -208,7 +210,7 @@
       scale.append(name, element("span", "", short(low)), bar, element("span", "", short(high)));
       find(".scales").append(scale);
     };
-    addScale(colors, data.low, data.high, "field");
+    addScale(colors, data.low, data.high, data.field);
     addScale(errorColors, 0, (data.high - data.low) / 2, "|error|");
 
     frame.max = String(data.steps.length - 1);

@@ -31,10 +31,11 @@ def pack_player(
     models: Mapping[str, np.ndarray],
     *,
     step_seconds: float,
+    field: str = "field",
     axes: Sequence[str] = ("x", "y"),
     max_pixels: int = MAX_PIXELS,
 ) -> dict[str, Any]:
-    """The player's data as a JSON-ready dict: steps, size, colour tables, sheets, relative error per frame.
+    """The player's data as a JSON-ready dict: steps, size, name of the field, colour tables, sheets, relative errors.
 
     `truth` and each model are (N, X, Y) at the same `steps`. Many models mean smaller frames, then fewer of
     them.
@@ -55,6 +56,7 @@ def pack_player(
         "columns": columns,
         "across": across,
         "levels": LEVELS,
+        "field": field,
         "low": low,
         "high": high,
         "colors": _color_table(name),

@@ -13,7 +13,7 @@ from ergoflow.report.digits import in_digits
 from ergoflow.report.evidence import Evidence, cell_file
 from ergoflow.report.published import TABLE_1, TABLE_2, TABLE_3, TABLE_4, PublishedTable
 from ergoflow.report.runs import RunGroup, RunView, survival_text
-from ergoflow.report.tables import STRAYED, Cell, Row, Table, build_table
+from ergoflow.report.tables import STRAYED, UNDEFINED, Cell, Row, Table, build_table
 
 BASELINES = {"mno": "MNO", "uno": "UNO", "mwt": "MWT", "factformer": "FactFormer"}
 # Rows without a printed twin.
@@ -261,7 +261,7 @@ def _cell(cell: Cell | None, printed: float | None, *, bold: bool) -> str:
 
 def _brief(cell: Cell | None, *, bold: bool = False) -> str:
     """The number alone."""
-    if cell is None:
+    if cell is None or cell.verdict == UNDEFINED:
         return "–"
     text = "failed" if cell.value is None else in_digits(cell.value) + MARK * (cell.verdict == STRAYED)
     return f"**{text}**" if bold else text

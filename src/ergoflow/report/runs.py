@@ -1,7 +1,7 @@
 """One scored run as the report sees it (`RunView`), and the seeds of one experiment together (`RunGroup`).
 
-A run is what `scores.json`, `curves.npz`, `recipe.json` and `log.jsonl` hold, as plain dicts and arrays. A
-view checks itself when built, so that nothing further down the page has to ask whether a key is there.
+A run is what `scores.json`, `curves.npz`, `recipe.json`, `log.jsonl` and `training.json` hold, as plain dicts and
+arrays. A view checks itself when built, so that nothing further down the page has to ask whether a key is there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,11 @@ _ALONG_FIRST = {"snapshots/steps": ("snapshots/",), "player/steps": ("player/",)
 
 @dataclass(frozen=True)
 class RunView:
-    """One run of one recipe with one seed; see the module docstring for where each part comes from."""
+    """One run of one recipe with one seed; see the module docstring for where each part comes from.
+
+    `training` is empty where nobody kept it; a model that came with the package was trained by an earlier commit than
+    the one that scored it.
+    """
 
     name: str
     seed: int
@@ -49,6 +53,7 @@ class RunView:
     scores: Mapping[str, Any]
     curves: Mapping[str, np.ndarray]
     log: Sequence[Mapping[str, Any]]
+    training: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"run {self.name!r} seed {self.seed}"

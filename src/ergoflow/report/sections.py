@@ -19,6 +19,7 @@ from ergoflow.report.canvas import Styles, line_styles
 from ergoflow.report.captions import CAPTIONS, TITLES
 from ergoflow.report.figures import Curve
 from ergoflow.report.runs import REFERENCE_ROWS, RunGroup, slugify, task_of
+from ergoflow.report.units import units_of
 
 _WALL_TITLES = {"rms_u": "u′⁺", "rms_v": "v′⁺", "rms_w": "w′⁺", "uv": "−uv⁺"}
 
@@ -79,7 +80,26 @@ def _error_growth(groups: Sequence[RunGroup]) -> FigureItem | None:
 
 
 def _spectrum(groups: Sequence[RunGroup]) -> FigureItem | None:
-    return _against_truth(groups, "spectrum", "spectrum/shells", figures.draw_spectrum)
+    scale, unit = _spectrum_scale(groups), units_of(groups[0].first).energy
+
+    def draw(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) -> Figure:
+        if scale is None:
+            return figures.draw_spectrum(models, truth, styles=styles)
+        scaled = {name: curve.times(scale) for name, curve in models.items()}
+        return figures.draw_spectrum(scaled, truth.times(scale), styles=styles, unit=unit)
+
+    return _against_truth(groups, "spectrum", "spectrum/shells", draw)
+
+
+def _spectrum_scale(groups: Sequence[RunGroup]) -> float | None:
+    """What the sums of an FFT are multiplied with, so that the truth's shells add up to the mean of |u|².
+
+    By Parseval that is one over the squared number of points. It is found from the truth's energy ½⟨|u|²⟩, for the
+    fields of results that travel are thinned. None where there is no energy.
+    """
+    truth = _shared(groups, "spectrum", "truth", "spectrum/shells")
+    energy = _shared(groups, "series/energy", "truth", "series/steps")
+    return None if truth is None or energy is None else 2 * float(energy.y.mean()) / float(truth.y.sum())
 
 
 def _autocorrelation(groups: Sequence[RunGroup]) -> FigureItem | None:
@@ -92,18 +112,21 @@ def _autocorrelation(groups: Sequence[RunGroup]) -> FigureItem | None:
 
 
 def _density(groups: Sequence[RunGroup]) -> FigureItem | None:
-    return _against_truth(groups, "pdf", "pdf/centers", figures.draw_density)
+    def draw(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) -> Figure:
+        return figures.draw_density(models, truth, styles=styles, field=units_of(groups[0].first).field)
+
+    return _against_truth(groups, "pdf", "pdf/centers", draw)
 
 
 def _energy(groups: Sequence[RunGroup]) -> FigureItem | None:
-    return _series(groups, "energy")
+    return _series(groups, "energy", units_of(groups[0].first).energy)
 
 
 def _enstrophy(groups: Sequence[RunGroup]) -> FigureItem | None:
-    return _series(groups, "enstrophy")
+    return _series(groups, "enstrophy", units_of(groups[0].first).enstrophy)
 
 
-def _series(groups: Sequence[RunGroup], quantity: str) -> FigureItem | None:
+def _series(groups: Sequence[RunGroup], quantity: str, unit: str) -> FigureItem | None:
     models = _first_seeds(groups, f"series/{quantity}/model")
     truth = _shared(groups, f"series/{quantity}", "truth", "series/steps")
     if not models or truth is None:
@@ -114,7 +137,9 @@ def _series(groups: Sequence[RunGroup], quantity: str) -> FigureItem | None:
         if group.name in models
     }
     diverged = {group.name: group.first.scores["survival"].get("diverged_at", ()) for group in groups}
-    figure = figures.draw_series(curves, truth.y, quantity=quantity, diverged_at=diverged, styles=_styles(groups))
+    figure = figures.draw_series(
+        curves, truth.y, quantity=quantity, diverged_at=diverged, styles=_styles(groups), unit=unit
+    )
     return _compared(quantity, models, figure)
 
 
@@ -191,7 +216,15 @@ def _maps_of(group: RunGroup, side: int) -> Iterator[tuple[str, Figure]]:
         seconds = task_of(run)[1]
         yield (
             "snapshots",
-            maps.draw_snapshots(steps, truth[:, 0], model[:, 0], side=side, step_seconds=seconds, axes=axes),
+            maps.draw_snapshots(
+                steps,
+                truth[:, 0],
+                model[:, 0],
+                side=side,
+                step_seconds=seconds,
+                axes=axes,
+                field=units_of(run).field,
+            ),
         )
     kernels = {
         name.removeprefix("attention/"): run.curves[name] for name in run.curves if name.startswith("attention/")

@@ -10,10 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ergoflow.report.runs import RunGroup, share_in_range
+from ergoflow.report.digits import in_digits
+from ergoflow.report.runs import RunGroup, has_strayed, share_in_range
 from ergoflow.report.tables import FLOOR_LABEL, STRAYED, Row, Table, build_table
 
 MAX_METRIC_CARDS = 6
+_UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -46,7 +48,7 @@ def sentence(table: Table, groups: Sequence[RunGroup]) -> str:
     verdicts = _verdicts(table, row)
     at_floor, better, worse, failed = (verdicts.count(v) for v in ("at floor", "better", "worse", "failed"))
     models = sum(other.kind == "model" for other in table.rows)
-    task = f"on {table.dataset} in steps of {table.step_seconds:.3g} s, {row.label}"
+    task = f"on {table.dataset} in steps of {in_digits(table.step_seconds)} s, {row.label}"
     opening = f"O{task[1:]}" if models == 1 else f"Of {models} models {task}"
     parts = []
     if at_floor:
@@ -61,28 +63,31 @@ def sentence(table: Table, groups: Sequence[RunGroup]) -> str:
         parts.append(f"fails in {failed}")
     body = _joined(parts) if parts else "has no headline metric"
     does_best = " does best: it" if models > 1 else ""
-    survivors, total, steps = survival(next(group for group in groups if group.name == row.label))
-    alive = f"all {total}" if survivors == total else f"{survivors} of {total}"
-    inside = in_range(next(group for group in groups if group.name == row.label))
-    left = f", {inside} in the truth's range" if inside < survivors else ""
-    return f"{opening}{does_best} {body}; {alive} roll-outs survive {steps:,} steps{left}."
+    return f"{opening}{does_best} {body}; {_ending(next(group for group in groups if group.name == row.label))}."
 
 
 def cards(table: Table, groups: Sequence[RunGroup]) -> tuple[Card, ...]:
-    """Survival, the first headline metrics, size and training time of the best run."""
+    """Roll-outs that stay finite and in range, the first headline metrics, size and training time of the best run."""
     row = best_row(table)
     group = next(group for group in groups if group.name == row.label)
-    survivors, total, steps = survival(group)
-    inside = in_range(group)
-    verdict = None if min(survivors, inside) == total else "failed"
+    finite, total, steps = survival(group)
     found = [
         Card(
-            label="survival",
-            value=f"{survivors}/{total}",
-            note=f"roll-outs of {steps:,} steps" + (f", {inside} in the truth's range" if inside < survivors else ""),
-            verdict=verdict,
+            label="finite",
+            value=f"{finite}/{total}",
+            note=f"roll-outs of {steps:,} steps",
+            verdict=None if finite == total else "failed",
         )
     ]
+    if is_range_known(group):
+        found.append(
+            Card(
+                label="in range",
+                value=f"{in_range(group)}/{total}",
+                note="end with the truth's energy and enstrophy",
+                verdict=STRAYED if has_strayed(group) else None,
+            )
+        )
     for column in table.headlines[:MAX_METRIC_CARDS]:
         cell = row.cells.get(column.key)
         if cell is not None:
@@ -103,7 +108,7 @@ def cards(table: Table, groups: Sequence[RunGroup]) -> tuple[Card, ...]:
 
 
 def survival(group: RunGroup) -> tuple[int, int, int]:
-    """(roll-outs that survived, all roll-outs, steps), over all seeds of a group."""
+    """(roll-outs that stayed finite, all roll-outs, steps), over all seeds of a group."""
     total = sum(int(run.scores["num_trajectories"]) for run in group.runs)
     alive = sum(run.scores["survival"]["fraction"] * run.scores["num_trajectories"] for run in group.runs)
     return (
@@ -116,6 +121,11 @@ def survival(group: RunGroup) -> tuple[int, int, int]:
 def in_range(group: RunGroup) -> int:
     """Roll-outs that end in the truth's range, over all seeds of a group."""
     return round(sum(share_in_range(run.scores) * run.scores["num_trajectories"] for run in group.runs))
+
+
+def is_range_known(group: RunGroup) -> bool:
+    """Whether the scores of a group say how many of its roll-outs end in the truth's range."""
+    return all(any("_in_range@" in name for name in run.scores["survival"]) for run in group.runs)
 
 
 def number(value: float | None) -> str:
@@ -134,11 +144,8 @@ def number(value: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds in the unit a person would use."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.3g} min"
-    return f"{seconds / 3600:.3g} h"
+    size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= size), _UNITS[-1])
+    return f"{in_digits(seconds / size, 2)} {unit}"
 
 
 def _rank(table: Table, row: Row) -> tuple[int, int, float]:
@@ -162,11 +169,23 @@ def _context(table: Table, key: str) -> str:
     printed = [row for row in table.rows if row.kind == "printed" and key in row.cells]
     parts = []
     for label, short in ((FLOOR_LABEL, "floor"), ("persistence", "persistence")):
-        if label in rows and key in rows[label].cells:
-            parts.append(f"{short} {number(rows[label].cells[key].value)}")
+        cell = rows[label].cells.get(key) if label in rows else None
+        if cell is not None and cell.value is not None:
+            parts.append(f"{short} {number(cell.value)}")
     if printed:
         parts.append(f"paper prints {printed[-1].cells[key].value:.2f}")
     return " · ".join(parts)
+
+
+def _ending(group: RunGroup) -> str:
+    """How many roll-outs of a group stay finite and, where some do not, how many keep the truth's energy."""
+    (finite, total, steps), inside = survival(group), in_range(group)
+    everyone = {1: "its roll-out", 2: "both roll-outs"}.get(total, f"all {total} roll-outs")
+    some = f"{finite} of {total} roll-outs" if finite else "no roll-out"
+    text = f"{everyone if finite == total else some} {'stays' if finite <= 1 else 'stay'} finite for {steps:,} steps"
+    if inside < finite:
+        text += f"; {inside} of {total} {'keeps' if inside == 1 else 'keep'} the truth's energy"
+    return text
 
 
 def _joined(parts: Sequence[str]) -> str:

@@ -26,13 +26,16 @@ RowKind = Literal["model", "reference", "floor", "printed"]
 _SEVERITY = {verdict: rank for rank, verdict in enumerate(VERDICTS)}
 _GOOD = ("at floor", "better")
 STRAYED = "strayed"
+#: Of a trivial forecast and of the floor: they cannot fail, but what stands still has no spectrum or correlation.
+UNDEFINED = "undefined"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One number. `value` None means failed (an infinite error); `spread` over `seeds` is None for one seed.
+    """One number. `value` None means failed (an infinite error), or undefined where the verdict says so.
 
-    `low` and `high` bound the 95 % bootstrap interval; over several seeds, the hull of theirs.
+    `spread` over `seeds` is None for one seed. `low` and `high` bound the 95 % bootstrap interval; over several seeds,
+    the hull of theirs.
     """
 
     value: float | None
@@ -108,12 +111,12 @@ def build_table(groups: Sequence[RunGroup]) -> Table:
 
 
 def to_json(tables: Sequence[Table]) -> str:
-    """All tables as JSON; a failed value is null, a number that was never measured is absent."""
+    """All tables as JSON; a failed or undefined value is null, a number that was never measured is absent."""
     return json.dumps({"format": 1, "tables": [asdict(table) for table in tables]}, indent=1, allow_nan=False)
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """All tables as one long CSV, a line per number; a failed value is the word `failed`."""
+    """All tables as one long CSV, a line per number; one that is none is the word `failed` or `undefined`."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(
@@ -135,7 +138,8 @@ def to_csv(tables: Sequence[Table]) -> str:
     for table in tables:
         for row in table.rows:
             for key, cell in row.cells.items():
-                value = "failed" if cell.value is None else repr(cell.value)
+                missing = UNDEFINED if cell.verdict == UNDEFINED else "failed"
+                value = missing if cell.value is None else repr(cell.value)
                 bounds = ["" if bound is None else repr(bound) for bound in (cell.low, cell.high, cell.spread)]
                 head = [table.dataset, repr(table.step_seconds), row.label, row.kind, row.note, key]
                 writer.writerow([*head, value, *bounds, cell.seeds, cell.verdict or ""])
@@ -216,7 +220,7 @@ def _floor_cells(groups: Sequence[RunGroup]) -> dict[str, Cell]:
 def _single(cell: Mapping[str, Any]) -> Cell:
     value = finite_or_none(cell["value"])
     if value is None:
-        return Cell(value=None, verdict="failed")
+        return Cell(value=None, verdict=UNDEFINED)
     return Cell(
         value=value,
         low=finite_or_none(cell.get("low")),

@@ -1,0 +1,34 @@
+"""What the first field of a run is called, and the units of field, energy and enstrophy where they are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ergoflow.report.runs import RunView
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """The first field with its unit, and the units of ½⟨|u|²⟩ and ½⟨ω²⟩; "" is unknown."""
+
+    field: str
+    energy: str = ""
+    enstrophy: str = ""
+
+
+#: By the kind of data; a second of a channel is δ/u_τ.
+KNOWN = {
+    "kolmogorov": Units(field="vorticity (1/s)", energy="length²/s²", enstrophy="1/s²"),
+    "channel": Units(field="u/u_τ", energy="u_τ²", enstrophy="u_τ²/δ²"),
+}
+
+
+def units_of(run: RunView) -> Units:
+    """The units of a run's data; of data of one's own only the name of the field is known, if the scores tell it."""
+    kind = run.recipe.get("dataset", {}).get("kind")
+    return KNOWN.get(kind) or Units(field=run.scores.get("fields", ("field",))[0])
+
+
+def with_unit(name: str, unit: str) -> str:
+    """A label with its unit in brackets, if there is one."""
+    return f"{name} ({unit})" if unit else name
