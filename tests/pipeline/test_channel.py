@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from ergoflow.config import ChannelDatasetConfig, Recipe, override
 from ergoflow.data.store import TrajectoryStore
+from ergoflow.numerics.trajectory import Step
 from ergoflow.pipeline import simulate_channel
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.runs import load_run
@@ -27,6 +29,7 @@ from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.verify_solver import verify_solver
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import find_recipe
+from ergoflow.solvers.channel_statistics import ChannelUnphysical
 from ergoflow.training.climate import HeldStep
 
 CPU = torch.device("cpu")
@@ -166,6 +169,32 @@ def test_no_state_is_kept_of_a_segment_that_could_not_be_written(
     monkeypatch.setattr(simulate_channel, "_write", write)
     simulate(tiny().dataset, part, device=CPU, console=console())
     assert TrajectoryStore(folder).count("train") == 4
+
+
+@pytest.mark.parametrize("broken_frame", [39, 79])
+def test_a_flow_that_breaks_in_the_last_frame_of_a_segment_leaves_no_file_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken_frame: int
+) -> None:
+    """Segments of 40 frames, on which every tenth is looked at from the first one on."""
+    real, calls = simulate_channel.make_step, []
+    dataset = tiny("dataset.train=2").dataset
+    assert isinstance(dataset, ChannelDatasetConfig)
+
+    def breaking(*args: Any, **options: Any) -> Step:
+        step = real(*args, **options)
+
+        def until_the_end(state: torch.Tensor) -> torch.Tensor:
+            calls.append(options["substeps"])
+            broken = calls.count(dataset.steps_per_frame) == broken_frame + 1
+            return step(state) * (float("nan") if broken else 1.0)
+
+        return until_the_end
+
+    monkeypatch.setattr(simulate_channel, "make_step", breaking)
+    with pytest.raises(ChannelUnphysical, match=f"at step {2 * (broken_frame + 1)};"):
+        simulate(dataset, Workspace(tmp_path), device=CPU, console=console())
+    whole = [path.name for path in (tmp_path / "data").rglob("*.hdf5")]
+    assert whole == ["tcf32_0000.hdf5"] * (broken_frame // 40)
 
 
 def test_a_missing_state_is_named(workspace: Workspace, tmp_path: Path) -> None:

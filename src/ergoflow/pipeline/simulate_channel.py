@@ -31,7 +31,7 @@ from ergoflow.pipeline.workspace import commit
 from ergoflow.solvers.channel import ChannelConfig, block, initial_populations, make_step, plane_velocities, refine
 from ergoflow.solvers.channel_statistics import check
 
-# The watch-dogs look at the flow this often during the spin-up, and at every tenth frame later.
+# The watch-dogs look at the flow this often during the spin-up, and later at every tenth frame and a segment's last.
 STEPS_PER_CHECK = 500
 FRAMES_PER_CHECK = 10
 # Segments that may be written at the same time: the one that is simulated and the one before, which goes to the disk.
@@ -114,7 +114,7 @@ def _segment(
         with bar(console, title, dataset.frames * dataset.steps_per_frame, "steps") as advance:
             for t in range(dataset.frames):
                 state = step(state)
-                if t % FRAMES_PER_CHECK == 0:
+                if t % FRAMES_PER_CHECK == 0 or t == dataset.frames - 1:
                     check(state, dataset.flow, step=(first + t + 1) * dataset.steps_per_frame)
                 frames.put(plane_velocities(state, planes, dataset.flow))
                 advance(dataset.steps_per_frame)
