@@ -91,6 +91,14 @@ def test_bad_setting_says_what_was_expected(assignment: str, expected: str) -> N
         override(find_recipe("kf64-a3m"), [assignment])
 
 
+@pytest.mark.parametrize("key", ["spin_up", "coarse_spin_up"])
+@pytest.mark.parametrize("value", ["-1", "NaN", "Infinity"])
+def test_a_channel_is_spun_up_for_some_time_or_not_at_all(key: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"dataset\.{key} must be a number of δ/u_τ from 0 on, got (-1\.0|nan|inf);"):
+        override(find_recipe("tcf96-a3m"), [f"dataset.{key}={value}"])
+    assert getattr(override(find_recipe("tcf96-a3m"), [f"dataset.{key}=0"]).dataset, key) == 0
+
+
 def test_a_word_that_may_be_none_says_so() -> None:
     with pytest.raises(ValueError, match=r"model\.flow must be one of velocity, carried or none, got 'carreid'"):
         override(find_recipe("kf64-ergoformer"), ["model.flow=carreid"])
