@@ -1,9 +1,9 @@
 """Turbulent channel flow to disk: one simulation per split, sampled on planes, segment after segment.
 
 A segment is one shard: `frames` frames on every plane, each plane one trajectory. The next segment continues where the
-last one ended, so the state is kept every half minute (`state/<split>.pt`) and a stopped run goes on from there; what
-came after that state is made once more, to the bit. Splits never share a simulation: a downstream plane replays an
-upstream one some fifty frames later.
+last one ended. The state after a segment is kept in `state/<split>.pt`, about every half minute, and a stopped run goes
+on from there: later segments are made once more, to the bit. Splits never share a simulation, because a downstream
+plane replays an upstream one some fifty frames later.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ FIELD = "vorticity"
 WRITERS = 2
 # Looking at a GPU's state makes it wait; a number that is not finite stays so.
 FRAMES_PER_CHECK = 10
-# Of a trajectory at a time, where a data set is made of a finer one: asking takes as long as copying 256 KiB.
+# Frames per read of the finer data set; a single read call costs as much as copying 256 KiB.
 FRAMES_PER_READ = 16
 # Memory for frames that wait for their writer: one part in eight of a GPU's free memory, or bytes on the host.
 WAITING_SHARE = 8
