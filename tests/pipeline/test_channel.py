@@ -185,6 +185,21 @@ def test_no_state_is_kept_of_a_segment_that_could_not_be_written(
     assert TrajectoryStore(folder).count("train") == 4
 
 
+def test_a_simulation_does_not_wait_for_a_writer_that_could_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment has more frames than may wait for their writer."""
+    dataset = tiny().dataset
+    assert dataset.frames > simulate_channel.WAITING_FRAMES
+
+    def fail() -> str:
+        raise OSError("no process can be begun")
+
+    monkeypatch.setattr(simulate_channel, "commit", fail)
+    with pytest.raises(OSError, match="no process can be begun"):
+        simulate(dataset, Workspace(tmp_path), device=CPU, console=console())
+
+
 @pytest.mark.parametrize("broken_frame", [39, 79])
 def test_a_flow_that_breaks_in_the_last_frame_of_a_segment_leaves_no_file_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken_frame: int

@@ -126,8 +126,8 @@ def _segment(
 
 def _write(dataset: ChannelDatasetConfig, shard: Shard, frames: FrameQueue) -> None:
     """Write a shard from its frames; the work of a thread."""
-    info = dataset_info(dataset, shard.split)
     try:
+        info = dataset_info(dataset, shard.split)
         with ShardWriter(shard.path, info, count=shard.count, frames=dataset.frames, dtype=dataset.storage) as writer:
             for t in range(dataset.frames):
                 writer.write(t, frames.take())
