@@ -91,6 +91,53 @@ def test_bad_setting_says_what_was_expected(assignment: str, expected: str) -> N
         override(find_recipe("kf64-a3m"), [assignment])
 
 
+@pytest.mark.parametrize("key", ["spin_up", "coarse_spin_up"])
+@pytest.mark.parametrize("value", ["-1", "NaN", "Infinity"])
+def test_a_channel_is_spun_up_for_some_time_or_not_at_all(key: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"dataset\.{key} must be a number of δ/u_τ from 0 on, got (-1\.0|nan|inf);"):
+        override(find_recipe("tcf96-a3m"), [f"dataset.{key}={value}"])
+    assert getattr(override(find_recipe("tcf96-a3m"), [f"dataset.{key}=0"]).dataset, key) == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "expected"),
+    [
+        ("model.unet", "a3m", "model.unet.kind must be convnext, got 'a3m'; correct it"),
+        ("model.unet", None, "model.unet.kind must be convnext, got None; correct it"),
+        ("model", "rubbish", "model.kind must be one of a3m, "),
+        ("model", "kolmogorov", "model.kind must be one of a3m, "),
+        ("training", "rubbish", "unknown key 'training.kind'; "),
+        ("dataset.flow", "channel", "unknown key 'dataset.flow.kind'; "),
+    ],
+)
+def test_a_kind_that_is_not_the_settings_own_is_refused(part: str, kind: str | None, expected: str) -> None:
+    data = to_dict(find_recipe("kf64-ergoformer"))
+    settings = data
+    for name in part.split("."):
+        settings = settings[name]
+    settings["kind"] = kind
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        from_dict(Recipe, data)
+
+
+def test_a_setting_below_a_kind_is_unknown() -> None:
+    with pytest.raises(ValueError, match=r"unknown key 'model\.kind'"):
+        override(find_recipe("kf64-a3m"), ["model.kind.depth=1"])
+    with pytest.raises(ValueError, match="unknown key 'kind'"):
+        override(find_recipe("kf64-a3m"), ["kind.depth=1"])
+
+
+def test_every_published_recipe_is_still_read() -> None:
+    """Those of the cells and of the shipped models."""
+    root = Path(__file__).parents[1]
+    cells = [json.loads(path.read_text())["recipe"] for path in root.glob("results/**/seed*.json")]
+    shipped = [json.loads(path.read_text()) for path in root.glob("src/ergoflow/pretrained/*/recipe.json")]
+    assert cells
+    assert shipped
+    for recipe in (*cells, *shipped):
+        assert to_dict(from_dict(Recipe, recipe))["model"]["kind"] == recipe["model"]["kind"]
+
+
 def test_a_word_that_may_be_none_says_so() -> None:
     with pytest.raises(ValueError, match=r"model\.flow must be one of velocity, carried or none, got 'carreid'"):
         override(find_recipe("kf64-ergoformer"), ["model.flow=carreid"])

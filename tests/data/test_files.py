@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +107,88 @@ def test_the_file_of_a_living_writer_is_not_a_leftover(tmp_path: Path) -> None:
         assert other.stdout.strip() == "[]"
         assert temporary.exists()
     assert (tmp_path / "a.txt").read_text() == "half"
+
+
+def test_a_cleaner_that_meets_a_file_before_its_lock_does_not_take_it_from_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the making of the file and its lock, finds it free and removes it: another one is made."""
+    removed = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        removed.extend(remove_leftovers(tmp_path))
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with replace_atomically(tmp_path / "a.txt") as temporary:
+        assert len(removed) == 1
+        temporary.write_text("whole")
+        assert remove_leftovers(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "whole"
+
+
+@pytest.mark.parametrize("look", [find_leftovers, remove_leftovers])
+def test_a_writer_waits_for_a_cleaner_that_looks_at_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], list[Path]]
+) -> None:
+    """The writer asks for its lock while the other holds it: it waits, and then its file is its own."""
+    flock, probing, asked = fcntl.flock, threading.Event(), threading.Event()
+
+    def staged(descriptor: int, operation: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            if not probing.is_set():
+                cleaner.start()
+                assert probing.wait(timeout=60)
+            asked.set()
+            flock(descriptor, operation)
+        else:
+            flock(descriptor, operation)
+            probing.set()
+            assert asked.wait(timeout=60)
+            time.sleep(0.05)
+
+    cleaner = threading.Thread(target=look, args=(tmp_path,))
+    monkeypatch.setattr(fcntl, "flock", staged)
+    with replace_atomically(tmp_path / "a.txt") as temporary:
+        cleaner.join(timeout=60)
+        monkeypatch.undo()
+        temporary.write_text("whole")
+        assert remove_leftovers(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_file_that_is_finished_while_it_is_looked_at_is_no_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as writing:
+        writing.enter_context(replace_atomically(tmp_path / "a.txt"))
+
+        def flock(descriptor: int, operation: int) -> None:
+            monkeypatch.undo()
+            writing.close()
+            fcntl.flock(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        assert find_leftovers(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_files_are_written_and_leftovers_stay_where_there_are_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    leftover = tmp_path / f".b.txt.0{TEMPORARY_SUFFIX}"
+    leftover.write_text("half")
+    with replace_atomically(tmp_path / "a.txt") as temporary:
+        temporary.write_text("whole")
+        assert remove_leftovers(tmp_path) == find_leftovers(tmp_path) == []
+    assert (tmp_path / "a.txt").read_text() == "whole"
+    assert leftover.exists()
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"a": [1', b"PK\x03\x04 cut short", b"\xff\xfe"])

@@ -333,7 +333,12 @@ with writer.ShardWriter(sys.argv[1], info, count=4, frames=70) as shard:
         ({"parameters": {"sha256": 1.0}}, "rename"),
         ({"fields": ("a/b",)}, "rename"),
         ({"grid": (6, 0)}, "positive"),
+        ({"length": (2.0, float("nan"))}, "positive and finite"),
+        ({"length": (float("inf"), 3.0)}, "positive and finite"),
+        ({"length": (2.0, -3.0)}, "positive"),
         ({"frame_seconds": 0.0}, "positive"),
+        ({"frame_seconds": float("inf")}, "positive and finite"),
+        ({"frame_seconds": float("nan")}, "positive and finite"),
         ({"provenance": {"seeds": list(range(20_000))}}, "60000 bytes"),
     ],
 )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,11 @@ from rich.console import Console
 
 from ergoflow.config import ChannelDatasetConfig, Recipe, override
 from ergoflow.data.store import TrajectoryStore
+from ergoflow.metrics.dns import PROFILE_NAMES, REYNOLDS_TAU, dns_profiles
+from ergoflow.metrics.wall import fold, reynolds_stress
+from ergoflow.numerics.trajectory import Step
 from ergoflow.pipeline import simulate_channel
+from ergoflow.pipeline import verify_solver as verify_solver_module
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.runs import load_run
 from ergoflow.pipeline.shards import FrameQueue, Shard, trajectory_bytes
@@ -24,9 +31,11 @@ from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
+from ergoflow.pipeline.verify_channel import JUDGED_FROM, channel_problems, channel_profiles
 from ergoflow.pipeline.verify_solver import verify_solver
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import find_recipe
+from ergoflow.solvers.channel_statistics import ChannelUnphysical
 from ergoflow.training.climate import HeldStep
 
 CPU = torch.device("cpu")
@@ -78,6 +87,14 @@ def test_channel_data_are_planes_in_wall_units_with_walls_marked(workspace: Work
     bulk = dataset.flow.bulk_velocity / dataset.flow.units.friction_velocity
     assert float(profile.mean()) == pytest.approx(bulk, rel=0.15)
     assert float(profile[0]) < 0.6 * float(profile.max())
+
+
+def test_sides_of_a_plane_are_in_half_heights() -> None:
+    dataset = tiny("dataset.flow.box=[16, 20, 32]").dataset
+    assert isinstance(dataset, ChannelDatasetConfig)
+    info = simulate_channel.dataset_info(dataset, "test")
+    assert info.grid == (20, 32)
+    assert info.length == (2.0, 3.2)
 
 
 def test_size_on_disk_is_foretold(workspace: Workspace) -> None:
@@ -168,6 +185,47 @@ def test_no_state_is_kept_of_a_segment_that_could_not_be_written(
     assert TrajectoryStore(folder).count("train") == 4
 
 
+def test_a_simulation_does_not_wait_for_a_writer_that_could_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment has more frames than may wait for their writer."""
+    dataset = tiny().dataset
+    assert dataset.frames > simulate_channel.WAITING_FRAMES
+
+    def fail() -> str:
+        raise OSError("no process can be begun")
+
+    monkeypatch.setattr(simulate_channel, "commit", fail)
+    with pytest.raises(OSError, match="no process can be begun"):
+        simulate(dataset, Workspace(tmp_path), device=CPU, console=console())
+
+
+@pytest.mark.parametrize("broken_frame", [39, 79])
+def test_a_flow_that_breaks_in_the_last_frame_of_a_segment_leaves_no_file_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken_frame: int
+) -> None:
+    """Segments of 40 frames, on which every tenth is looked at from the first one on."""
+    real, calls = simulate_channel.make_step, []
+    dataset = tiny("dataset.train=2").dataset
+    assert isinstance(dataset, ChannelDatasetConfig)
+
+    def breaking(*args: Any, **options: Any) -> Step:
+        step = real(*args, **options)
+
+        def until_the_end(state: torch.Tensor) -> torch.Tensor:
+            calls.append(options["substeps"])
+            broken = calls.count(dataset.steps_per_frame) == broken_frame + 1
+            return step(state) * (float("nan") if broken else 1.0)
+
+        return until_the_end
+
+    monkeypatch.setattr(simulate_channel, "make_step", breaking)
+    with pytest.raises(ChannelUnphysical, match=f"at step {2 * (broken_frame + 1)};"):
+        simulate(dataset, Workspace(tmp_path), device=CPU, console=console())
+    whole = [path.name for path in (tmp_path / "data").rglob("*.hdf5")]
+    assert whole == ["tcf32_0000.hdf5"] * (broken_frame // 40)
+
+
 def test_a_missing_state_is_named(workspace: Workspace, tmp_path: Path) -> None:
     shutil.copytree(workspace.dataset("tcf32"), tmp_path / "data" / "tcf32")
     lost = sorted((tmp_path / "data" / "tcf32" / "data" / "train").glob("*.hdf5"))[-1]
@@ -196,6 +254,101 @@ def test_the_channel_itself_is_run_and_its_profiles_written(tmp_path: Path) -> N
     assert (np.diff(profile) > 0).all()
 
 
+DNS_CHANNEL = ["dataset.flow.box=[16, 96, 16]", f"dataset.flow.reynolds_tau={REYNOLDS_TAU}"]
+
+
+def dns_on(cells: int, factor: float = 1.0) -> dict[str, np.ndarray]:
+    """Wall-to-centre profiles of DNS, times a factor, on the rows of a lattice."""
+    dns = dns_profiles()
+    y_plus = (np.arange(cells // 2) + 0.5) * 2 * REYNOLDS_TAU / cells
+    heights = np.concatenate(([0.0], dns.pop("y_plus")))
+    return {"y_plus": y_plus} | {
+        name: factor * np.interp(y_plus, heights, np.concatenate(([0.0], values))) for name, values in dns.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "turnovers", "good"),
+    [
+        ({}, 20.0, True),
+        ({"factor": 1.2}, 20.0, False),
+        ({"total_stress": 1.1}, 20.0, False),
+        ({"density_rms": 1e-3}, 20.0, False),
+        ({"factor": 1.2}, 19.9, True),
+    ],
+    ids=str,
+)
+def test_a_channel_that_is_not_the_dns_is_refused_once_it_ran_long_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, float], turnovers: float, good: bool
+) -> None:
+    dataset = tiny(*DNS_CHANNEL).dataset
+    assert isinstance(dataset, ChannelDatasetConfig)
+    profiles = dns_on(96, wrong.get("factor", 1.0))
+    stress = wrong.get("total_stress", 1.0) * (1 - profiles["y_plus"] / REYNOLDS_TAU)
+    measured = profiles | {"total_stress": stress, "density_rms": wrong.get("density_rms", 1e-4)}
+    monkeypatch.setattr(verify_solver_module, "spun_up", lambda *_, **__: torch.zeros(()))
+    monkeypatch.setattr(verify_solver_module, "_statistics", lambda *_, **__: measured)
+    output = tmp_path / "profiles.json"
+    assert verify_solver(dataset, turnovers=turnovers, device=CPU, console=console(), output=output) is good
+    checks = json.loads(output.read_text())["checks"]
+    assert all(check["passed"] for check in checks) is (not wrong)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanesOf:
+    """In place of a store: planes whose mean, fluctuations and Reynolds stress are exactly those of the profiles."""
+
+    profiles: dict[str, np.ndarray]
+    points: int = 8
+
+    @property
+    def info(self) -> SimpleNamespace:
+        return SimpleNamespace(name="planes", grid=(2 * len(self.profiles["y_plus"]), self.points))
+
+    def count(self, split: str) -> int:
+        return {"train": 3, "valid": 1, "test": 2}[split]
+
+    def num_frames(self, split: str) -> int:
+        return 2
+
+    def read(self, split: str, trajectory: int, start: int, stop: int) -> np.ndarray:
+        u, u_rms, v_rms, w_rms, uv = (self.profiles[name] for name in PROFILE_NAMES[1:])
+        turns = 2 * np.pi * np.arange(self.points) / self.points
+        waves = np.sqrt(2) * np.array([np.cos(turns), np.sin(turns), np.cos(2 * turns)])
+        shared = -uv / u_rms
+        lower = np.stack(
+            [
+                u[:, None] + np.outer(u_rms, waves[0]),
+                np.outer(shared, waves[0]) + np.outer(np.sqrt(v_rms**2 - shared**2), waves[1]),
+                np.outer(w_rms, waves[2]),
+            ]
+        )  # (3, Y/2, Z)
+        upper = lower[:, ::-1] * np.array([1.0, -1.0, 1.0])[:, None, None]
+        return np.broadcast_to(np.concatenate([lower, upper], axis=1), (stop - start, 3, *self.info.grid))
+
+
+def test_profiles_of_planes_are_those_they_were_made_of() -> None:
+    profiles = dns_on(96)
+    measured = channel_profiles(PlanesOf(profiles), reynolds_tau=REYNOLDS_TAU, console=console())  # type: ignore[arg-type]
+    assert measured.keys() == profiles.keys()
+    for name, expected in profiles.items():
+        assert measured[name] == pytest.approx(expected, abs=1e-9), name
+
+
+def test_planes_that_are_not_the_dns_are_named_once_there_are_enough() -> None:
+    """Six segments, one to a plane, of the frames that add up to the time from which they are judged."""
+    dataset = tiny(*DNS_CHANNEL, "dataset.plane_spacing=16").dataset
+    assert isinstance(dataset, ChannelDatasetConfig)
+    enough = dataclasses.replace(dataset, frames=math.ceil(JUDGED_FROM / (6 * dataset.frame_seconds)))
+    short = dataclasses.replace(enough, frames=enough.frames - 1)
+    good, wrong = PlanesOf(dns_on(96)), PlanesOf(dns_on(96, 1.2))
+    assert channel_problems(good, enough, console()) == []  # type: ignore[arg-type]
+    assert channel_problems(wrong, short, console()) == []  # type: ignore[arg-type]
+    problems = channel_problems(wrong, enough, console())  # type: ignore[arg-type]
+    named = [problem.split(" is ")[0] for problem in problems]
+    assert {"bulk velocity", "mean profile, largest error", "peak u_rms", "peak v_rms", "peak uv"} <= set(named)
+
+
 def test_a_model_learns_and_is_scored_on_walls(workspace: Workspace) -> None:
     folder = run_one(tiny(), workspace, seed=0, device=CPU, console=console())
     scores = json.loads((folder / "scores.json").read_text())
@@ -204,6 +357,8 @@ def test_a_model_learns_and_is_scored_on_walls(workspace: Workspace) -> None:
     with np.load(folder / "curves.npz") as curves:
         assert {"wall/y_plus", "wall/U_plus/truth", "wall/U_plus/model", "wall/uv/model"} <= set(curves)
         assert curves["wall/U_plus/truth"].shape == (8,)
+        stress = reynolds_stress(TrajectoryStore(workspace.dataset("tcf32")).load("test", device="cpu"))
+        assert curves["wall/uv/truth"] == pytest.approx(fold(stress, odd=True).numpy(), rel=1e-3, abs=1e-4)
     page = report(workspace, title="channel", console=Console(quiet=True))
     assert "tcf32-a3m" in page.read_text()
 

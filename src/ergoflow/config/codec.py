@@ -20,9 +20,9 @@ from ergoflow.config.recipe import KINDS, Recipe
 def to_dict(config: Any) -> Any:
     """The JSON-ready twin of a configuration; objects that come in kinds carry their `kind`."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        kinds = [name for name, cls in KINDS.items() if type(config) is cls]
+        kind = _kind_of(type(config))
         fields = {f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config)}
-        return {"kind": kinds[0], **fields} if kinds else fields
+        return {"kind": kind, **fields} if kind else fields
     if isinstance(config, tuple | list):
         return [to_dict(item) for item in config]
     return config
@@ -83,8 +83,8 @@ def override(recipe: Recipe, assignments: typing.Sequence[str]) -> Recipe:
                 isinstance(target, dict),
                 f"{key} goes too deep: {'.'.join(parents[: depth + 1])} is a single value",
             )
-        _require_key(leaf, target, key)
         require(leaf != "kind", "the kind of a model or flow cannot be set alone; choose a recipe that has it")
+        _require_key(leaf, target, key)
         if isinstance(target[leaf], dict):
             raise ValueError(f"{key} is a group of settings, got one value; set one of {', '.join(target[leaf])}")
         target[leaf] = _parse(text)
@@ -102,9 +102,14 @@ def _parse(text: str) -> Any:
         return text
 
 
+def _kind_of(cls: type) -> str | None:
+    """The word that stands for a configuration in JSON; None for one that does not come in kinds."""
+    return next((word for word, known in KINDS.items() if known is cls), None)
+
+
 def _require_key(name: str, known: typing.Iterable[str], path: str) -> None:
     names = [k for k in known if k != "kind"]
-    if name not in names and name != "kind":
+    if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(names)}"
         raise ValueError(f"unknown key {path!r}; {hint}")
@@ -114,6 +119,11 @@ def _dataclass_from_dict(cls: Any, data: Any, path: str) -> Any:
     require(isinstance(data, dict), f"{path or 'the recipe'} must be an object with named settings, got {data!r}")
     hints = typing.get_type_hints(cls)
     prefix = f"{path}." if path else ""
+    kind = _kind_of(cls)
+    if kind is not None:
+        found = data.get("kind", kind)
+        require(found == kind, f"{prefix}kind must be {kind}, got {found!r}; correct it")
+        data = {key: value for key, value in data.items() if key != "kind"}
     for key in data:
         _require_key(key, hints, f"{prefix}{key}")
     needed = [
@@ -123,7 +133,7 @@ def _dataclass_from_dict(cls: Any, data: Any, path: str) -> Any:
     ]
     for name in needed:
         require(name in data, f"{prefix}{name} is missing; {cls.__name__} needs {', '.join(needed)}")
-    return cls(**{key: from_dict(hints[key], value, f"{prefix}{key}") for key, value in data.items() if key != "kind"})
+    return cls(**{key: from_dict(hints[key], value, f"{prefix}{key}") for key, value in data.items()})
 
 
 def _union_from_dict(choices: tuple[Any, ...], data: Any, path: str) -> Any:

@@ -114,6 +114,12 @@ class ChannelDatasetConfig:
         """Check that planes, splits and the coarse grid exist."""
         require_folder_name(self.name, "dataset.name")
         require(self.frames >= 2, f"dataset.frames must be at least 2, got {self.frames}; raise it")
+        for name in ("coarse_spin_up", "spin_up"):
+            turnovers = getattr(self, name)
+            require(
+                0 <= turnovers < math.inf,
+                f"dataset.{name} must be a number of δ/u_τ from 0 on, got {turnovers}; 0 leaves it out",
+            )
         require(self.steps_per_frame >= 1, f"dataset.steps_per_frame must be at least 1, got {self.steps_per_frame}")
         require(
             1 <= self.plane_spacing <= self.flow.box[0],
@@ -127,7 +133,6 @@ class ChannelDatasetConfig:
             f"a spin-up on half the cells needs sides that are multiples of 4, got {self.flow.box}; "
             "change the box or set dataset.coarse_spin_up=0",
         )
-
         require(
             self.coarse_spin_up == 0 or self.flow.init != "block",
             f"a block start needs dataset.coarse_spin_up=0, got {self.coarse_spin_up}; it is made on the full grid",

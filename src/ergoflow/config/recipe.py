@@ -53,8 +53,8 @@ KINDS: dict[str, type] = {
 class TaskConfig:
     """What one model step means: it advances `stride` stored frames and predicts the state or its increment.
 
-    A model of increments starts from the state less the part `relaxation` of it, in units of the normalised state: with
-    any such part, roll-outs of a model with a bounded output stay bounded (`training.stepper.NormalizedStep`).
+    `relaxation` r shrinks the normalised state before an increment is added, z' = (1 − r) z + s·model(z); with r > 0
+    roll-outs of a bounded model stay bounded (`training.stepper.NormalizedStep`).
     `kept_means` names fields, by their place, whose mean over the grid no step changes.
     With `guard` the trained step is made dissipative far from the data (`training.dissipation.DissipativeStep`, with
     the shell and scale of the objective), as MNO's authors do. With `hold` the waves of every length, and the mean, are

@@ -31,12 +31,8 @@ def replace_atomically(path: str | Path) -> Iterator[Path]:
     so `remove_leftovers` in another process can tell a living writer from a dead one.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
-    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+    temporary, descriptor = _open_locked(path)
     try:
-        # A file system without locks cannot protect the file; `remove_leftovers` then leaves it alone too.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield temporary
         os.fsync(descriptor)
         temporary.replace(path)
@@ -86,30 +82,53 @@ def read_npz(path: str | Path, *, remedy: str) -> dict[str, np.ndarray]:
 
 def find_leftovers(folder: str | Path) -> list[Path]:
     """Return the temporary files below `folder` that no living process is writing."""
-    return [path for path in sorted(Path(folder).rglob(f".*{TEMPORARY_SUFFIX}")) if _is_abandoned(path)]
+    return list(_abandoned(folder))
 
 
 def remove_leftovers(folder: str | Path) -> list[Path]:
     """Remove the temporary files that killed writers left below `folder`, and return their paths."""
-    leftovers = find_leftovers(folder)
-    for path in leftovers:
+    removed = []
+    for path in _abandoned(folder):
         path.unlink(missing_ok=True)
-    return leftovers
+        removed.append(path)
+    return removed
 
 
-def _is_abandoned(path: Path) -> bool:
-    """Tell whether nobody holds the writer's lock; the kernel drops a lock when its process dies."""
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
+def _open_locked(path: Path) -> tuple[Path, int]:
+    """Create a temporary file beside `path`, locked; return its path and its descriptor.
+
+    `remove_leftovers` may meet the file before its lock: it holds the lock for a moment, and then the file is gone.
+    """
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        # A file system without locks cannot protect the file; `remove_leftovers` then leaves it alone too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if temporary.exists():
+            return temporary, descriptor
         os.close(descriptor)
-    return True
+
+
+def _abandoned(folder: str | Path) -> Iterator[Path]:
+    """Yield the temporary files below `folder` whose lock nobody holds; the kernel drops it when a writer dies.
+
+    The lock is held until the next one is asked for, so no writer takes a file that is being removed.
+    """
+    for path in sorted(Path(folder).rglob(f".*{TEMPORARY_SUFFIX}")):
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A writer that has finished in the meantime has renamed its file.
+            if path.exists():
+                yield path
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

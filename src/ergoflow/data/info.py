@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,9 +53,9 @@ class DatasetInfo:
         for boundary in self.boundaries:
             if boundary not in BOUNDARIES:
                 raise ValueError(f"a boundary must be one of {BOUNDARIES}, got {boundary!r}; choose one of them")
-        if min((*self.grid, 1)) < 1 or min((*self.length, 1.0)) <= 0 or not self.frame_seconds > 0:
+        if not all(0 < size < math.inf for size in (*self.grid, *self.length, self.frame_seconds)):
             raise ValueError(
-                f"grid, length and frame_seconds must be positive, got {self.grid}, {self.length}, "
+                f"grid, length and frame_seconds must be positive and finite, got {self.grid}, {self.length}, "
                 f"{self.frame_seconds}; correct them"
             )
         if len(json.dumps(dict(self.provenance)).encode()) > MAX_ATTRIBUTE_BYTES:

@@ -193,7 +193,7 @@ def _write_dimensions(group: h5py.Group, info: DatasetInfo, steps: np.ndarray) -
     group.attrs["spatial_dims"] = string_list(info.axes)
     time = group.create_dataset("time", data=(steps * info.frame_seconds).astype(np.float32))
     time.attrs["sample_varying"] = False
-    # Their checker fails on a time that does not vary in time.
+    # The Well's checker fails unless `time` is marked as varying in time.
     time.attrs["time_varying"] = True
     for axis, size, length, boundary in zip(info.axes, info.grid, info.length, info.boundaries, strict=True):
         first = 0.0 if boundary == "PERIODIC" else 0.5

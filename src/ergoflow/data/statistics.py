@@ -122,7 +122,7 @@ def _moments(store: TrajectoryStore, split: str, lags: set[int]) -> dict[int, Mo
     if not 0 < last < frames:
         raise ValueError(f"increments need 0 < stride < {frames} frames, got stride {last}; choose a smaller one")
 
-    # A store closes the file that was used least recently, be it another thread's; HDF5 reads one at a time anyway.
+    # One read at a time: the store may close a file that another thread is reading, and HDF5 serialises reads anyway.
     reading = Lock()
 
     def of_trajectory(trajectory: int) -> dict[int, Moments]:
@@ -139,7 +139,10 @@ def _added(one: dict[int, Moments], other: dict[int, Moments]) -> dict[int, Mome
 
 
 def _by_lag(block: np.ndarray, new: int, lags: set[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (lag, numbers) of a block. Increments start at its new frames; the frames after those only end them."""
+    """Yield (lag, x[t + lag] − x[t]), for lag 0 (0, x[t]), over the new frames t of a block.
+
+    Frames after the new ones serve only as end points.
+    """
     for lag in lags:
         pairs = min(new, len(block) - lag)
         if pairs > 0:

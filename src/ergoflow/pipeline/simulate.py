@@ -24,10 +24,11 @@ from ergoflow.config import (
     to_dict,
 )
 from ergoflow.data.files import write_text_atomic
+from ergoflow.data.layout import read_layout
 from ergoflow.data.store import TrajectoryStore, compute_statistics, is_complete, remove_leftovers, write_statistics
 from ergoflow.pipeline.shards import list_shards, trajectory_bytes
 from ergoflow.pipeline.simulate_channel import make_channel
-from ergoflow.pipeline.simulate_kolmogorov import make_kolmogorov
+from ergoflow.pipeline.simulate_kolmogorov import arithmetic, dtype_name, make_kolmogorov
 from ergoflow.pipeline.workspace import Workspace, hardware, load_dataset_config
 
 DATASET_FORMAT = 1
@@ -47,11 +48,13 @@ def simulate(
     `minutes` ends a channel early with what fits; None makes all of it.
     """
     folder = workspace.dataset(dataset.name)
-    _require_same_dataset(dataset, folder)
     if minutes is not None and not isinstance(dataset, ChannelDatasetConfig):
         raise ValueError(
             f"--minutes is for channel data, whose trajectories follow each other, got {dataset.name}; drop it"
         )
+    if dtype != torch.float32 and isinstance(dataset, ChannelDatasetConfig):
+        raise ValueError(f"a channel is computed in float32, got {dataset.name} with --precision float64; drop it")
+    _require_same_dataset(dataset, folder, dtype)
     _require_disk_space(dataset, workspace.root, folder)
     for split in SPLITS:
         (folder / "data" / split).mkdir(parents=True, exist_ok=True)
@@ -83,7 +86,7 @@ def provide(dataset: DatasetConfig, workspace: Workspace, *, device: torch.devic
     return folder
 
 
-def _require_same_dataset(dataset: SimulatedDatasetConfig, folder: Path) -> None:
+def _require_same_dataset(dataset: SimulatedDatasetConfig, folder: Path, dtype: torch.dtype) -> None:
     if not (folder / "dataset.json").exists():
         if next(folder.rglob("*.hdf5"), None) is not None:
             raise ValueError(
@@ -98,6 +101,12 @@ def _require_same_dataset(dataset: SimulatedDatasetConfig, folder: Path) -> None
         raise ValueError(
             f"{folder} holds {dataset.name} with {key}={other.get(key)}, but {key}={flat[key]} was asked for; "
             "choose another --root or remove that folder"
+        )
+    made = next((shard.path for shard in list_shards(dataset, folder) if is_complete(shard.path)), None)
+    if made is not None and (begun := arithmetic(read_layout(made).info)) != dtype_name(dtype):
+        raise ValueError(
+            f"{folder} holds {dataset.name} computed in {begun}, but {dtype_name(dtype)} was asked for; "
+            f"choose --precision {begun}, another --root, or remove that folder"
         )
 
 

@@ -1,9 +1,9 @@
 """Turbulent channel flow to disk: one simulation per split, sampled on planes, segment after segment.
 
 A segment is one shard: `frames` frames on every plane, each plane one trajectory. The next segment continues where the
-last one ended, so the state is kept every half minute (`state/<split>.pt`) and a stopped run goes on from there; what
-came after that state is made once more, to the bit. Splits never share a simulation: a downstream plane replays an
-upstream one some fifty frames later.
+last one ended. The state after a segment is kept in `state/<split>.pt`, about every half minute, and a stopped run goes
+on from there: later segments are made once more, to the bit. Splits never share a simulation, because a downstream
+plane replays an upstream one some fifty frames later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ergoflow.pipeline.workspace import commit
 from ergoflow.solvers.channel import ChannelConfig, block, initial_populations, make_step, plane_velocities, refine
 from ergoflow.solvers.channel_statistics import check
 
-# The watch-dogs look at the flow this often during the spin-up, and at every tenth frame later.
+# The watch-dogs look at the flow this often during the spin-up, and later at every tenth frame and a segment's last.
 STEPS_PER_CHECK = 500
 FRAMES_PER_CHECK = 10
 # Segments that may be written at the same time: the one that is simulated and the one before, which goes to the disk.
@@ -114,7 +114,7 @@ def _segment(
         with bar(console, title, dataset.frames * dataset.steps_per_frame, "steps") as advance:
             for t in range(dataset.frames):
                 state = step(state)
-                if t % FRAMES_PER_CHECK == 0:
+                if t % FRAMES_PER_CHECK == 0 or t == dataset.frames - 1:
                     check(state, dataset.flow, step=(first + t + 1) * dataset.steps_per_frame)
                 frames.put(plane_velocities(state, planes, dataset.flow))
                 advance(dataset.steps_per_frame)
@@ -126,8 +126,8 @@ def _segment(
 
 def _write(dataset: ChannelDatasetConfig, shard: Shard, frames: FrameQueue) -> None:
     """Write a shard from its frames; the work of a thread."""
-    info = dataset_info(dataset, shard.split)
     try:
+        info = dataset_info(dataset, shard.split)
         with ShardWriter(shard.path, info, count=shard.count, frames=dataset.frames, dtype=dataset.storage) as writer:
             for t in range(dataset.frames):
                 writer.write(t, frames.take())

@@ -33,7 +33,7 @@ FIELD = "vorticity"
 WRITERS = 2
 # Looking at a GPU's state makes it wait; a number that is not finite stays so.
 FRAMES_PER_CHECK = 10
-# Of a trajectory at a time, where a data set is made of a finer one: asking takes as long as copying 256 KiB.
+# Frames per read of the finer data set; a single read call costs as much as copying 256 KiB.
 FRAMES_PER_READ = 16
 # Memory for frames that wait for their writer: one part in eight of a GPU's free memory, or bytes on the host.
 WAITING_SHARE = 8
@@ -54,15 +54,17 @@ def make_kolmogorov(
     They are made by the solver or of a finer data set. The statistics are those of `compute_statistics`, gathered on
     the way; None where not every train trajectory came by.
     """
-    parent = _finer_copy(dataset, workspace)
+    parent = _finer_copy(dataset, workspace, dtype)
     if parent is None:
         return "solver", _simulate(dataset, missing, workspace, device=device, dtype=dtype, console=console)
     for shard in missing:
-        _subsample_shard(dataset, shard, parent, console=console)
+        _subsample_shard(dataset, shard, parent, dtype=dtype, console=console)
     return parent.info.name, None
 
 
-def dataset_info(dataset: KolmogorovDatasetConfig, seeds: list[int]) -> DatasetInfo:
+def dataset_info(
+    dataset: KolmogorovDatasetConfig, seeds: list[int], *, dtype: torch.dtype = torch.float32
+) -> DatasetInfo:
     """What every file of the data set says about itself."""
     flow = dataset.flow
     return DatasetInfo(
@@ -80,11 +82,22 @@ def dataset_info(dataset: KolmogorovDatasetConfig, seeds: list[int]) -> DatasetI
         },
         provenance={
             "solver": f"ergoflow {__version__} kolmogorov",
+            "arithmetic": dtype_name(dtype),
             "commit": commit(),
             "dataset": to_dict(dataset),
             "seeds": seeds,
         },
     )
+
+
+def arithmetic(info: DatasetInfo) -> str:
+    """The dtype that the trajectories of a file were computed in; files that do not say so are of float32."""
+    return str(info.provenance.get("arithmetic", dtype_name(torch.float32)))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Its name without the module, such as float32."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _simulate(
@@ -110,7 +123,7 @@ def _simulate(
                 if earlier.done():
                     earlier.result()
             frames = FrameQueue(_capacity(dataset, batch, device, dtype))
-            written.append(writers.submit(_write_batch, dataset, batch, missing, frames))
+            written.append(writers.submit(_write_batch, dataset, batch, missing, frames, dtype))
             try:
                 _simulate_batch(dataset, batch, step, frames, moments, device=device, dtype=dtype, console=console)
             except BaseException as error:
@@ -200,7 +213,11 @@ class TrainMoments:
 
 
 def _write_batch(
-    dataset: KolmogorovDatasetConfig, batch: tuple[Shard, ...], missing: list[Shard], frames: FrameQueue
+    dataset: KolmogorovDatasetConfig,
+    batch: tuple[Shard, ...],
+    missing: list[Shard],
+    frames: FrameQueue,
+    dtype: torch.dtype,
 ) -> None:
     """Write the missing shards of a batch from its frames; the work of a thread."""
     counts = [shard.count for shard in batch]
@@ -210,7 +227,7 @@ def _write_batch(
                 row: stack.enter_context(
                     ShardWriter(
                         shard.path,
-                        dataset_info(dataset, _seeds(dataset, shard)),
+                        dataset_info(dataset, _seeds(dataset, shard), dtype=dtype),
                         count=shard.count,
                         frames=dataset.frames,
                         dtype=dataset.storage,
@@ -246,7 +263,7 @@ def _subsample(frame: Any, factor: int) -> Any:
     return frame[..., ::factor, ::factor] if factor > 1 else frame
 
 
-def _finer_copy(dataset: KolmogorovDatasetConfig, workspace: Workspace) -> TrajectoryStore | None:
+def _finer_copy(dataset: KolmogorovDatasetConfig, workspace: Workspace, dtype: torch.dtype) -> TrajectoryStore | None:
     """A complete data set below the same root that holds these very trajectories on the full grid, if there is one."""
     if dataset.subsample == 1:
         return None
@@ -258,15 +275,17 @@ def _finer_copy(dataset: KolmogorovDatasetConfig, workspace: Workspace) -> Traje
             dataset, name=other.name, subsample=1, storage=other.storage, shard_size=other.shard_size
         )
         if other == same and all(is_complete(s.path) for s in list_shards(other, path.parent)):
-            return TrajectoryStore(path.parent)
+            store = TrajectoryStore(path.parent)
+            if arithmetic(store.info) == dtype_name(dtype):
+                return store
     return None
 
 
 def _subsample_shard(
-    dataset: KolmogorovDatasetConfig, shard: Shard, parent: TrajectoryStore, *, console: Console
+    dataset: KolmogorovDatasetConfig, shard: Shard, parent: TrajectoryStore, *, dtype: torch.dtype, console: Console
 ) -> None:
     title = f"subsample {parent.info.name} to {dataset.name} {shard.title}"
-    info = dataset_info(dataset, _seeds(dataset, shard))
+    info = dataset_info(dataset, _seeds(dataset, shard), dtype=dtype)
     with (
         bar(console, title, dataset.frames, "frames") as advance,
         ShardWriter(shard.path, info, count=shard.count, frames=dataset.frames, dtype=dataset.storage) as writer,
