@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from ergoflow.cli import main
+from ergoflow.config import to_dict
+from ergoflow.recipes import find_recipe
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -140,6 +142,31 @@ def test_a_folder_without_rights_is_named_with_what_to_do(
 
 def _pressed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("verb", ["train", "predict", "score", "export"])
+def test_a_run_folder_stands_for_its_recipe_and_its_seed(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(*places: object, seed: int | None = None, **_: object) -> None:
+        raise ValueError(f"seed{seed}" if seed is not None else Path(str(places[0])).name)
+
+    module = "pretrained.export_model" if verb == "export" else f"{verb}.{verb}"
+    monkeypatch.setattr(f"ergoflow.pipeline.{module}", work)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "kf64-a3m" / "seed3"
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").write_text(json.dumps(to_dict(find_recipe("kf64-a3m"))))
+    for words, seed in (
+        (["runs/kf64-a3m/seed3"], 3),
+        (["runs/kf64-a3m/seed3/"], 3),
+        (["--recipe", str(folder)], 3),
+        (["runs/kf64-a3m/seed3", "--seed", "0"], 0),
+        (["runs/kf64-a3m/seed3/recipe.json"], 0),
+        (["kf64-a3m"], 0),
+        (["kf64-a3m", "--seed", "2"], 2),
+    ):
+        assert run(monkeypatch, capsys, verb, *words)[2] == f"error: seed{seed}\n", words
 
 
 def test_a_path_is_printed_on_one_line_however_long(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -55,7 +56,12 @@ RootOption = Annotated[
     Path, typer.Option("--root", envvar="ERGOFLOW_ROOT", help="Folder that holds data/, runs/ and report/.")
 ]
 SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, help="Seed of initialisation and sampling; names the run folder.")
+    int | None,
+    typer.Option(
+        "--seed",
+        min=0,
+        help="Seed of initialisation and sampling; names the run folder. Default 0, or that of a run folder RECIPE.",
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 BoxOption = Annotated[str | None, typer.Option("--box", help="Channel: cells along x,y,z, e.g. 512,192,192.")]
@@ -90,7 +96,7 @@ def demo(
         bool, typer.Option("--pretrained", help="Show a shipped model instead of training one; default the best small.")
     ] = False,
     root: RootOption = Path(),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Simulate, train, roll out 1000 steps, score and report: the whole tool in a few minutes on a laptop."""
@@ -103,7 +109,7 @@ def demo(
     if pretrained:
         good = demo_pretrained(model, place, device=pick_device(device), console=console)
     else:
-        good = run(find_recipe("kf64-a3m"), place, seed=seed, device=pick_device(device), console=console)
+        good = run(find_recipe("kf64-a3m"), place, seed=seed or 0, device=pick_device(device), console=console)
     if not good:
         raise typer.Exit(1)
 
@@ -201,7 +207,7 @@ def train(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     root: RootOption = Path(),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
@@ -212,18 +218,18 @@ def train(
     """Train a model on a data set made by `simulate`, or on your own. Works under torchrun on several GPUs."""
     from ergoflow.pipeline.train import train as run
 
-    chosen = _recipe(name, recipe, settings, precision)
+    chosen, number = _recipe(name, recipe, settings, precision), _seed(name, recipe, seed)
     console = _console()
     folder = run(
         chosen,
         _workspace(root),
-        seed=seed,
+        seed=number,
         device=pick_device(device),
         console=console,
         resume=resume,
         overwrite=overwrite,
     )
-    console.print(f"model of {chosen.name}, seed {seed}, is in {folder}", soft_wrap=True)
+    console.print(f"model of {chosen.name}, seed {number}, is in {folder}", soft_wrap=True)
 
 
 @app.command()
@@ -232,7 +238,7 @@ def predict(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     root: RootOption = Path(),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     device: DeviceOption = "auto",
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, help="Length of the roll-out; default from the recipe.")
@@ -249,7 +255,7 @@ def predict(
     folder = run(
         _recipe(name, recipe, settings),
         _workspace(root),
-        seed=seed,
+        seed=_seed(name, recipe, seed),
         device=pick_device(device),
         console=console,
         video=video,
@@ -263,7 +269,7 @@ def score(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     root: RootOption = Path(),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Measure a roll-out: short-term error, long-term statistics, noise floors, trivial forecasts."""
@@ -272,7 +278,11 @@ def score(
 
     console = _console()
     folder = run(
-        _recipe(name, recipe, settings), _workspace(root), seed=seed, device=pick_device(device), console=console
+        _recipe(name, recipe, settings),
+        _workspace(root),
+        seed=_seed(name, recipe, seed),
+        device=pick_device(device),
+        console=console,
     )
     print_summary(folder, console)
 
@@ -325,13 +335,14 @@ def export(
     ] = None,
     recipe: RecipeOption = None,
     root: RootOption = Path(),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
 ) -> None:
     """Write a scored model small enough to share: weights in half precision, its recipe, units and scores."""
     from ergoflow.pipeline.pretrained import export_model
 
     chosen, place = find_recipe(_one(name, recipe)).name, _workspace(root)
-    path = export_model(place.run(chosen, seed), place.root / "models" / chosen if output is None else output)
+    run = place.run(chosen, _seed(name, recipe, seed))
+    path = export_model(run, place.root / "models" / chosen if output is None else output)
     _console().print(
         f"model: {path} ({path.stat().st_size / 1e3:,.0f} kB); ergoflow.load({str(path.parent)!r})", soft_wrap=True
     )
@@ -511,6 +522,15 @@ def _one(name: str | None, option: str | None) -> str:
 def _recipe(name: str | None, option: str | None, settings: list[str] | None, precision: str | None = None) -> Recipe:
     extra = [f"training.precision={precision}"] if precision else []
     return override(find_recipe(_one(name, option)), (settings or []) + extra)
+
+
+def _seed(name: str | None, option: str | None, seed: int | None) -> int:
+    """The seed that was asked for; without one that of the run folder which names the recipe, 0 elsewhere."""
+    folder = Path(_one(name, option)).resolve()
+    named = re.fullmatch(r"seed(\d+)", folder.name)
+    if seed is None and named and folder.is_dir():
+        return int(named[1])
+    return seed or 0
 
 
 def _workspace(root: Path) -> Workspace:
