@@ -241,10 +241,21 @@ def test_a_setting_that_cannot_be_trained_with_does_not_cost_the_earlier_run(
         assert not workspace.run("kf64-a3m", 6).exists()
 
 
-def test_a_refused_resumption_leaves_the_run_as_it_was(workspace: Workspace, scored: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("training.batch_size=3", "must keep its batch size"),
+        ("objective.unitary_weight=2", r"trained with objective\.unitary_weight=1\.0, but .*=2\.0 was asked for"),
+        ("objective.spectral_weight=0.1", r"trained with objective\.spectral_weight=0\.0"),
+    ],
+)
+def test_a_refused_resumption_leaves_the_run_as_it_was(
+    workspace: Workspace, scored: Path, change: str, reason: str
+) -> None:
     before = {name: (scored / name).read_bytes() for name in ("recipe.json", "training.json", "state/state.pt")}
-    with pytest.raises(ValueError, match="must keep its batch size"):
-        train(tiny("training.batch_size=3"), workspace, seed=0, device=CPU, console=console(), resume=True)
+    longer = tiny("training.max_steps=8", change)
+    with pytest.raises(ValueError, match=reason):
+        train(longer, workspace, seed=0, device=CPU, console=console(), resume=True)
     assert {name: (scored / name).read_bytes() for name in before} == before
 
 
@@ -310,6 +321,8 @@ def test_an_interrupted_training_is_finished_before_it_is_scored(workspace: Work
     score(recipe, workspace, seed=7, device=CPU, console=console())
     assert scores_of(folder)["parameters"] == complete["parameters"] > 0
     longer = tiny("training.max_steps=9")
+    with pytest.raises(ValueError, match=r"trained with objective\.noise=0\.0, but objective\.noise=0\.1"):
+        run_one(override(longer, ["objective.noise=0.1"]), workspace, seed=7, device=CPU, console=console())
     run_one(longer, workspace, seed=7, device=CPU, console=console())
     assert json.loads((folder / "training.json").read_text())["steps"] == 9
     assert (folder / "model.safetensors").read_bytes() != half_trained

@@ -249,7 +249,7 @@ def _require_told(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool
         raise ValueError(
             f"{folder} holds a run already; pass --resume to continue it, --overwrite to discard it, or another --seed"
         )
-    require_same_run(folder, recipe)
+    require_same_run(folder, recipe, parts=("dataset", "task", "model", "objective"))
 
 
 def _begin(folder: Path, recipe: Recipe, facts: RunFacts) -> None:
