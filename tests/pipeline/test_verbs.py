@@ -352,7 +352,13 @@ def test_data_of_ones_own_is_not_mixed_with_simulated_shards(workspace: Workspac
 
 
 def own_data(
-    root: Path, splits: dict[str, int], *, spoiled: str = "", grid: tuple[int, int] = (16, 16), field: str = "vorticity"
+    root: Path,
+    splits: dict[str, int],
+    *,
+    spoiled: str = "",
+    grid: tuple[int, int] = (16, 16),
+    field: str = "vorticity",
+    valid_frames: int = 64,
 ) -> Workspace:
     """A folder of noise with the fields and frame time of the tiny flow; split `spoiled` begins with a NaN."""
     folder = root / "data" / "kf64"
@@ -367,8 +373,9 @@ def own_data(
     )
     rng = np.random.default_rng(0)
     for split, count in splits.items():
-        with ShardWriter(folder / "data" / split / "noise.hdf5", info, count=count, frames=64) as shard:
-            for t in range(64):
+        frames = valid_frames if split == "valid" else 64
+        with ShardWriter(folder / "data" / split / "noise.hdf5", info, count=count, frames=frames) as shard:
+            for t in range(frames):
                 frame = rng.standard_normal((count, 1, *grid))
                 frame[0, 0, 0, 0] = math.nan if split == spoiled and t == 0 else 0.0
                 shard.write(t, frame)
@@ -393,6 +400,11 @@ def test_data_of_ones_own_that_cannot_be_used_is_refused_with_the_reason(tmp_pat
         run(own_data(tmp_path / "d", whole | {"test": 1}), train, predict)
     with pytest.raises(ValueError, match=r"got \(16, 18\); give the recipe the grid of the files"):
         run(own_data(tmp_path / "e", whole, grid=(16, 18)), train)
+    short = own_data(tmp_path / "g", whole, valid_frames=2)
+    with pytest.raises(ValueError, match=r"valid split of .* must hold more than 2 frames, .* got 2; lower task\.stride"):
+        train(tiny("task.stride=2"), short, seed=0, device=CPU, console=console())
+    assert not (tmp_path / "g" / "runs").exists()
+    run(short, train)
     space = own_data(tmp_path / "f", whole)
     (space.dataset("kf64") / "stats.yaml").unlink()
     with pytest.raises(ValueError, match=r"stats\.yaml, but there are none; write them with compute_statistics"):
