@@ -17,6 +17,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -32,6 +33,8 @@ from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, fi
 
 # Exit code after Ctrl-C, as shells have it; typer returns it in place of the exception.
 STOPPED = 130
+# Time over which `verify` gathers the statistics of a channel, in δ/u_τ.
+TURNOVERS = 25.0
 # Newer typers carry click inside, older ones use the installed one; the public BadParameter derives from either.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
 
@@ -105,6 +108,8 @@ def demo(
 
     if model is not None and not pretrained:
         raise ValueError(f"a model is named for --pretrained only, got {model!r} without it; add it or drop the name")
+    if pretrained:
+        _refuse("demo --pretrained", {"--seed": seed})
     console, place = _console(), _workspace(root)
     if pretrained:
         good = demo_pretrained(model, place, device=pick_device(device), console=console)
@@ -161,17 +166,27 @@ def import_data(
         ),
     ] = None,
     frame_seconds: Annotated[float | None, typer.Option("--frame-seconds", help="Time between two frames.")] = None,
-    axes: Annotated[str, typer.Option("--axes", help="Names of the axes of the grid.")] = "x,y",
+    axes: Annotated[str | None, typer.Option("--axes", help="Names of the axes of the grid; default x,y.")] = None,
     length: Annotated[
         str | None, typer.Option("--length", help="Sides of the domain, e.g. 6.28,3.14; default 2 pi each.")
     ] = None,
     walls: Annotated[str | None, typer.Option("--walls", help="Axes that end at walls; others are periodic.")] = None,
-    split: Annotated[str, typer.Option("--split", help="Parts of one array to validate and to test with.")] = "0.1,0.2",
+    split: Annotated[
+        str | None,
+        typer.Option(
+            "--split", help="Shares of a single array used for validation and for testing; default 0.1,0.2."
+        ),
+    ] = None,
     root: RootOption = Path(),
 ) -> None:
     """Bring your own data: write arrays as a data set, with a recipe to train on it."""
     from ergoflow.pipeline.import_data import Description, import_arrays, import_folder
 
+    if file.is_dir():
+        told = {"--fields": fields, "--frame-seconds": frame_seconds, "--axes": axes, "--length": length}
+        _refuse("import of a folder", told | {"--walls": walls, "--split": split})
+    if file.suffix == ".npz":
+        _refuse("import of an .npz, which names its splits,", {"--split": split})
     console, place = _console(), _workspace(root)
     if file.is_dir():
         folder, recipe = import_folder(file, name, place)
@@ -182,17 +197,17 @@ def import_data(
         return
     if fields is None or frame_seconds is None:
         raise ValueError(
-            "an array needs names of its fields and a time, got not both; add --fields and --frame-seconds"
+            "an array needs --fields and --frame-seconds, got only one of them or neither; give both"
         )
     description = Description(
         name=name,
         fields=word_list(fields),
         frame_seconds=frame_seconds,
-        axes=word_list(axes),
+        axes=word_list("x,y" if axes is None else axes),
         length=None if length is None else number_list("--length", length),
         walls=() if walls is None else word_list(walls),
     )
-    shares = number_list("--split", split)
+    shares = number_list("--split", "0.1,0.2" if split is None else split)
     if len(shares) != 2 or not 0 < min(shares) <= sum(shares) < 1:
         raise ValueError(f"--split must be two parts that leave some to train, such as 0.1,0.2, got {split!r}")
     folder, recipe = import_arrays(file, description, place, shares=(shares[0], shares[1]), console=console)
@@ -352,7 +367,9 @@ def export(
 def verify(
     what: Annotated[str, typer.Argument(help="A data set folder, or the name of a channel such as tcf96.")],
     settings: SetOption = None,
-    turnovers: Annotated[float, typer.Option("--turnovers", min=0.0, help="Channel: δ/u_τ of statistics.")] = 25.0,
+    turnovers: Annotated[
+        float | None, typer.Option("--turnovers", min=0.0, help="Channel: δ/u_τ of statistics; default 25.")
+    ] = None,
     box: BoxOption = None,
     device: DeviceOption = "auto",
     output: Annotated[Path | None, typer.Option("--output", help="Channel: also write the profiles as JSON.")] = None,
@@ -366,9 +383,12 @@ def verify(
     if isinstance(known, ChannelDatasetConfig) and not Path(what).is_dir():
         chosen = find_dataset(what, (settings or []) + _sides(box))
         assert isinstance(chosen, ChannelDatasetConfig)
-        place = pick_device(device)
-        good = verify_solver(chosen, turnovers=turnovers, device=place, console=console, output=output)
+        length = TURNOVERS if turnovers is None else turnovers
+        good = verify_solver(chosen, turnovers=length, device=pick_device(device), console=console, output=output)
     else:
+        _refuse(
+            "verify of a data folder", {"--set": settings, "--turnovers": turnovers, "--box": box, "--output": output}
+        )
         good = check_folder(Path(what), console=console)
     if not good:
         raise typer.Exit(2)
@@ -460,7 +480,9 @@ def bench(
     from ergoflow.pipeline.bench import bench as run
 
     options = BenchOptions.parse(grids=grids, precision=precision, batch=batch, steps=steps)
-    chosen = names or ([] if what == "models" else ["kf128-a3m"])
+    if what == "lbm":
+        _refuse("bench lbm", {"--recipe": names, "--set": settings})
+    chosen = names or ([] if what in ("models", "lbm") else ["kf128-a3m"])
     if settings and not chosen:
         raise ValueError(f"--set changes a recipe, got {settings[0]!r} for all models; name one with --recipe")
     recipes = [override(find_recipe(name), settings or []) for name in chosen]
@@ -508,6 +530,14 @@ def _console() -> Console:
 
 def _sides(box: str | None) -> list[str]:
     return [f"dataset.flow.box=[{box}]"] if box else []
+
+
+def _refuse(verb: str, options: Mapping[str, object]) -> None:
+    """Refuse options that a verb would ignore; those that were not given are None or empty."""
+    for name, value in options.items():
+        if value is not None and value != []:
+            shown = " ".join(value) if isinstance(value, list) else value
+            raise ValueError(f"{verb} takes no {name}, got {shown}; drop it")
 
 
 def _one(name: str | None, option: str | None) -> str:
