@@ -110,7 +110,9 @@ def test_the_front_door_opens_without_the_compiler() -> None:
         (["bench", "lbm", "--recipe", "kf64-a3m"], "bench lbm takes no --recipe, got kf64-a3m; drop it"),
         (["bench", "lbm", "--set", "dataset.seed=1"], "bench lbm takes no --set, got dataset.seed=1"),
         (["bench", "everything"], "choose one of them"),
-        (["reproduce", "kf64-a3m", "--seeds", "a,b"], "whole numbers such as 0,1,2"),
+        (["reproduce", "kf64-a3m", "--seeds", "a,b"], "whole numbers from 0 on such as 0,1,2"),
+        (["reproduce", "kf64-a3m", "--seeds=-1"], "got '-1'; correct them"),
+        (["reproduce", "kf64-a3m", "--seeds", "0,"], "got '0,'; correct them"),
         (["dance"], "dance"),
     ],
 )
