@@ -30,7 +30,7 @@ from ergoflow.pipeline.report import report
 from ergoflow.pipeline.runs import RunFacts, is_trained, normalizer_of, open_store, write_run
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.simulate import simulate
-from ergoflow.pipeline.stages import run_one
+from ergoflow.pipeline.stages import is_rolled_out, run_one
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace, pick_device
@@ -340,6 +340,20 @@ def test_a_longer_roll_out_is_made_again_and_named_in_the_scores(workspace: Work
     assert scores_of(folder)["rollout_steps"] == 160
     run_one(tiny("evaluation.steps=180"), workspace, seed=8, device=CPU, console=console())
     assert scores_of(folder)["rollout_steps"] == 180
+
+
+def test_a_roll_out_that_was_killed_is_made_again(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_one(tiny(), workspace, seed=10, device=CPU, console=console())
+    with monkeypatch.context() as patch:
+        # Between the frames and the last of the files that go with them.
+        patch.setattr("ergoflow.pipeline.predict.write_json", _power_failure)
+        with pytest.raises(KeyboardInterrupt):
+            predict(tiny("evaluation.steps=180"), workspace, seed=10, device=CPU, console=console())
+    assert not is_rolled_out(folder, tiny())
+    with pytest.raises(ValueError, match="no whole one; run `ergoflow predict` with this recipe and seed"):
+        score(tiny(), workspace, seed=10, device=CPU, console=console())
+    run_one(tiny(), workspace, seed=10, device=CPU, console=console())
+    assert scores_of(folder)["rollout_steps"] == 160
 
 
 def test_data_of_ones_own_is_not_mixed_with_simulated_shards(workspace: Workspace, tmp_path: Path) -> None:
