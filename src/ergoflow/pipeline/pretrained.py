@@ -68,8 +68,11 @@ def export_model(folder: Path, target: Path) -> Path:
 
     A few test windows go with it, and the score of the weights on them: `ergoflow.pipeline.check`.
     """
-    if not is_trained(folder) or not (folder / "scores.json").exists():
-        raise ValueError(f"a scored run was expected in {folder}, but it is not complete; train and score it first")
+    # A second `predict` that was stopped leaves the scores, but not what they were made of.
+    if not is_trained(folder) or not all((folder / name).exists() for name in ("scores.json", "rollout/rollout.json")):
+        raise ValueError(
+            f"a scored run was expected in {folder}, but it is not complete; train, predict and score it first"
+        )
     recipe = load_recipe(folder / "recipe.json")
     if isinstance(recipe.model, ErgoformerConfig) and recipe.model.noise:
         raise ValueError(
