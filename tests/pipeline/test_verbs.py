@@ -17,6 +17,7 @@ from rich.console import Console
 
 import ergoflow
 from ergoflow.config import Recipe, load_recipe, override
+from ergoflow.data.statistics import add_increment_std
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
 from ergoflow.metrics import StatisticsResult
 from ergoflow.models.convnext import ConvNeXtConfig
@@ -438,6 +439,23 @@ def test_data_that_cannot_be_written_to_are_scored_all_the_same(
     score(tiny(), space, seed=0, device=CPU, console=console())
     assert not reference.exists()
     assert scores_of(folder)["metrics"] == expected
+
+
+def test_a_reference_is_that_of_the_mean_and_spread_it_was_made_with(tmp_path: Path) -> None:
+    space = own_data(tmp_path, {"train": 2, "valid": 1, "test": 2})
+    store = open_store(tiny(), space)
+
+    def edges() -> np.ndarray:
+        return load_reference(tiny(), store, device=CPU, console=console()).yardstick.edges
+
+    before = edges()
+    add_increment_std(store, 2)  # as a training at another stride does
+    assert np.array_equal(edges(), before)
+    assert len(list(space.dataset("kf64").glob("reference-*.npz"))) == 1
+    statistics = store.statistics
+    statistics["std"] = {name: 2 * value for name, value in statistics["std"].items()}
+    write_statistics(store.folder, statistics)
+    assert np.ptp(edges()) == pytest.approx(2 * np.ptp(before))
 
 
 def test_a_vorticity_is_carried_on_squares_only(tmp_path: Path) -> None:
