@@ -199,12 +199,11 @@ def _cell(interval: Interval) -> dict[str, float | None]:
 
 
 def _survival(model: StatisticsResult, reference: Reference) -> dict[str, Any]:
-    summary = survival_summary(model, reference.truth)
     return {
         "fraction": float(np.mean(model.failed_at < 0)),
         "diverged_at": [int(k) for k in model.failed_at],
         "steps": model.energy.shape[1] - 1,
-        **{name: value for name, value in summary.items() if name not in ("fraction", "diverged_at", "steps")},
+        **survival_summary(model, reference.truth),
     }
 
 
