@@ -28,7 +28,7 @@ from rich.console import Console
 from ergoflow import __version__
 from ergoflow.config import ChannelDatasetConfig, FilesDatasetConfig, Recipe, override, to_dict
 from ergoflow.pipeline.words import budget_of, minutes_of, number_list, seed_list, word_list
-from ergoflow.pipeline.workspace import Workspace, pick_device
+from ergoflow.pipeline.workspace import Workspace, pick_device, prepare_process
 from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, find_recipes
 
 # Exit code after Ctrl-C, as shells have it; typer returns it in place of the exception.
@@ -502,6 +502,7 @@ def main() -> None:
     """Run the command line; user errors become one line and exit code 2."""
     from ergoflow.pipeline.errors import USER_ERRORS
 
+    prepare_process()
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
