@@ -96,7 +96,10 @@ def demo(
         ),
     ] = None,
     pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Show a shipped model instead of training one; default the best small.")
+        bool,
+        typer.Option(
+            "--pretrained", help="Show a shipped model instead of training one; without MODEL, the best small one."
+        ),
     ] = False,
     root: RootOption = Path(),
     seed: SeedOption = None,
@@ -107,7 +110,7 @@ def demo(
     from ergoflow.pipeline.demo import demo_pretrained
 
     if model is not None and not pretrained:
-        raise ValueError(f"a model is named for --pretrained only, got {model!r} without it; add it or drop the name")
+        raise ValueError(f"MODEL is only for --pretrained, got {model!r}; add --pretrained or drop the name")
     if pretrained:
         _refuse("demo --pretrained", {"--seed": seed})
     console, place = _console(), _workspace(root)
@@ -129,7 +132,14 @@ def simulate(
     root: RootOption = Path(),
     device: DeviceOption = "auto",
     precision: Annotated[str, typer.Option("--precision", help="float32 or float64 arithmetic.")] = "float32",
-    minutes: Annotated[float | None, typer.Option("--minutes", min=0.0, help="Channel: stop with what fits.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes",
+            min=0.0,
+            help="Channel only: stop after this many minutes, spin-ups not counted, with the segments made so far.",
+        ),
+    ] = None,
     box: BoxOption = None,
 ) -> None:
     """Make a data set; continues where an earlier call stopped."""
@@ -141,7 +151,9 @@ def simulate(
         raise ValueError(f"--precision must be float32 or float64 for simulate, got {precision!r}")
     dataset = find_dataset(_one(name, recipe), (settings or []) + _sides(box))
     if isinstance(dataset, FilesDatasetConfig):
-        raise ValueError(f"a flow is needed, got {dataset.name}, which was brought; there is nothing to simulate")
+        raise ValueError(
+            f"{dataset.name} is imported data and cannot be simulated; name a data set from `ergoflow recipes`"
+        )
     console = _console()
     place = _workspace(root)
     folder = run(dataset, place, device=pick_device(device), console=console, dtype=dtypes[precision], minutes=minutes)
@@ -173,9 +185,7 @@ def import_data(
     walls: Annotated[str | None, typer.Option("--walls", help="Axes that end at walls; others are periodic.")] = None,
     split: Annotated[
         str | None,
-        typer.Option(
-            "--split", help="Shares of a single array used for validation and for testing; default 0.1,0.2."
-        ),
+        typer.Option("--split", help="Shares of a single array used for validation and for testing; default 0.1,0.2."),
     ] = None,
     root: RootOption = Path(),
 ) -> None:
@@ -196,9 +206,7 @@ def import_data(
         )
         return
     if fields is None or frame_seconds is None:
-        raise ValueError(
-            "an array needs --fields and --frame-seconds, got only one of them or neither; give both"
-        )
+        raise ValueError("an array needs --fields and --frame-seconds, got only one of them or neither; give both")
     description = Description(
         name=name,
         fields=word_list(fields),
@@ -322,13 +330,11 @@ def report(
     from ergoflow.pipeline.report import report as run
 
     if files and results is None:
-        raise ValueError("--document is made of cells, got no folder of them; name one with --results")
+        raise ValueError("--document is written from reproduced results, got none; add --results FOLDER")
     if documents_alone and not files:
-        raise ValueError("--no-page leaves the documents, got none of them; name one with --document")
+        raise ValueError("--no-page writes only documents, but no --document was given; name one or drop --no-page")
     if results is not None and not results.is_dir():
-        raise ValueError(
-            f"--results must be a folder of cells, got {results}, which is none; check the path or drop it"
-        )
+        raise ValueError(f"--results must be an existing folder, got {results}; check the path or drop the option")
     console, place = _console(), _workspace(root)
     if files and results is not None:
         from ergoflow.pipeline.document import document

@@ -355,7 +355,7 @@ def test_a_cut_set_is_made_once_begun_anew_if_interrupted_and_not_mixed(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["demo", "kf64-convnext"], "a model is named for --pretrained only"),
+        (["demo", "kf64-convnext"], "MODEL is only for --pretrained"),
         (["demo", "--pretrained", "kf46-convnext"], "choose one of: kf64-convnext"),
         (["demo", "--pretrained"], "check.json is missing"),
     ],

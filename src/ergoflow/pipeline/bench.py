@@ -74,7 +74,7 @@ TAKES: dict[str, tuple[str, ...]] = {
 }
 # Bytes that one lattice update must move: 19 populations read and written, by storage.
 FLOOR_BYTES: dict[Literal["float32", "float16"], int] = {"float32": 153, "float16": 77}
-# Operators as models choose them beside their references, which are not run at larger batches unless asked for.
+# The operators that are timed, with their names in the table; references at larger batches only if --batch asks for it.
 BESIDE: dict[Impl, str] = {"reference": "reference", "auto": "fast"}
 LARGEST_REFERENCE_BATCH = 8
 # The length of roll-out for which the time is projected.

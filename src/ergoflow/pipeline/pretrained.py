@@ -52,7 +52,10 @@ def find_model(name: str | Path) -> Path:
 
 
 def best_small_model() -> Path:
-    """The shipped model that gains most on persistence, of those on periodic planes that two cores roll out in time."""
+    """The shipped model with the largest ratio of the persistence error to its own.
+
+    Only those on periodic planes that are small enough for two CPU cores are looked at.
+    """
     known = pretrained_models()
     small = {folder: gain for folder in known.values() if (gain := _gain(folder)) is not None}
     if not small:

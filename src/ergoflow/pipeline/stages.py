@@ -34,7 +34,10 @@ def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.de
 
 
 def _train(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> None:
-    """Train from the beginning or from the last checkpoint; whoever calls does the same, so that is the advice."""
+    """Train, or resume the last checkpoint.
+
+    An interruption says to repeat the same command, because every caller resumes.
+    """
     folder = workspace.run(recipe.name, seed)
     try:
         train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())

@@ -90,7 +90,7 @@ def train(
         # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
         context.largest(0.0)
         begin = partial(_begin, folder, recipe, facts)
-        # A run that goes on begins with its first update: until then it may be refused, and must be what it was.
+        # When resuming, recipe.json is rewritten only after the first update: a refused resumption changes nothing.
         if context.is_main and not (folder / STATE_FILE).exists():
             begin()
         if needs is not None:
