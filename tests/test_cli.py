@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from ergoflow.cli import main
+from ergoflow.config import to_dict
+from ergoflow.recipes import find_recipe
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -81,9 +83,9 @@ def test_the_front_door_opens_without_the_compiler() -> None:
         (["reproduce", "mini", "--budget", "4"], "must be a duration such as 90s, 4m or 1h"),
         (["reproduce", "mini", "--budget", "4m,3m"], "one duration, and others by data set"),
         (["reproduce", "mini", "--budget", "4m,kf46=3m"], "did you mean kf64"),
-        (["report", "--document", "x.md"], "name one with --results"),
-        (["report", "--no-page"], "name one with --document"),
-        (["report", "--results", "nowhere"], "got nowhere, which is none"),
+        (["report", "--document", "x.md"], "got none; add --results FOLDER"),
+        (["report", "--no-page"], "name one or drop --no-page"),
+        (["report", "--results", "nowhere"], "must be an existing folder, got nowhere; check"),
         (["bench", "ops", "--recipe", "kf64-mno"], "name a recipe of a3m"),
         (["simulate", "kf64", "--set", "dataset.flow.grid=[63,64]"], "choose 62 or 64"),
         (["simulate", "kf64", "--precision", "half"], "float32 or float64"),
@@ -91,8 +93,26 @@ def test_the_front_door_opens_without_the_compiler() -> None:
         (["score", "kf64-a3m"], "run `ergoflow simulate` with this recipe"),
         (["report"], "run `ergoflow score RECIPE` first"),
         (["verify", "nowhere"], "not a folder"),
+        (["verify", ".", "--output", "x.json"], "verify of a data folder takes no --output, got x.json; drop it"),
+        (["verify", ".", "--box", "8,8,8"], "verify of a data folder takes no --box, got 8,8,8"),
+        (["verify", ".", "--set", "dataset.seed=1"], "takes no --set, got dataset.seed=1"),
+        (["verify", ".", "--turnovers", "0"], "takes no --turnovers, got 0.0"),
+        (["import", "mine", ".", "--fields", "u"], "import of a folder takes no --fields, got u; drop it"),
+        (["import", "mine", ".", "--frame-seconds", "0"], "takes no --frame-seconds, got 0.0"),
+        (["import", "mine", ".", "--axes", "x,y"], "takes no --axes, got x,y"),
+        (["import", "mine", ".", "--length", "1,1"], "takes no --length, got 1,1"),
+        (["import", "mine", ".", "--walls", "y"], "takes no --walls, got y"),
+        (["import", "mine", ".", "--split", "0.1,0.1"], "takes no --split, got 0.1,0.1"),
+        (["import", "mine", "x.npz", "--split", "0.1,0.1"], "an .npz, which names its splits, takes no --split"),
+        (["import", "mine", "x.npy", "--fields", "u"], "got only one of them or neither; give both"),
+        (["demo", "--pretrained", "--seed", "0"], "demo --pretrained takes no --seed, got 0; drop it"),
+        (["demo", "kf64-a3m"], "got 'kf64-a3m'; add --pretrained or drop the name"),
+        (["bench", "lbm", "--recipe", "kf64-a3m"], "bench lbm takes no --recipe, got kf64-a3m; drop it"),
+        (["bench", "lbm", "--set", "dataset.seed=1"], "bench lbm takes no --set, got dataset.seed=1"),
         (["bench", "everything"], "choose one of them"),
-        (["reproduce", "kf64-a3m", "--seeds", "a,b"], "whole numbers such as 0,1,2"),
+        (["reproduce", "kf64-a3m", "--seeds", "a,b"], "whole numbers from 0 on such as 0,1,2"),
+        (["reproduce", "kf64-a3m", "--seeds=-1"], "got '-1'; correct them"),
+        (["reproduce", "kf64-a3m", "--seeds", "0,"], "got '0,'; correct them"),
         (["dance"], "dance"),
     ],
 )
@@ -140,6 +160,31 @@ def test_a_folder_without_rights_is_named_with_what_to_do(
 
 def _pressed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("verb", ["train", "predict", "score", "export"])
+def test_a_run_folder_stands_for_its_recipe_and_its_seed(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(*places: object, seed: int | None = None, **_: object) -> None:
+        raise ValueError(f"seed{seed}" if seed is not None else Path(str(places[0])).name)
+
+    module = "pretrained.export_model" if verb == "export" else f"{verb}.{verb}"
+    monkeypatch.setattr(f"ergoflow.pipeline.{module}", work)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "kf64-a3m" / "seed3"
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").write_text(json.dumps(to_dict(find_recipe("kf64-a3m"))))
+    for words, seed in (
+        (["runs/kf64-a3m/seed3"], 3),
+        (["runs/kf64-a3m/seed3/"], 3),
+        (["--recipe", str(folder)], 3),
+        (["runs/kf64-a3m/seed3", "--seed", "0"], 0),
+        (["runs/kf64-a3m/seed3/recipe.json"], 0),
+        (["kf64-a3m"], 0),
+        (["kf64-a3m", "--seed", "2"], 2),
+    ):
+        assert run(monkeypatch, capsys, verb, *words)[2] == f"error: seed{seed}\n", words
 
 
 def test_a_path_is_printed_on_one_line_however_long(

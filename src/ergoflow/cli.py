@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -26,11 +28,13 @@ from rich.console import Console
 from ergoflow import __version__
 from ergoflow.config import ChannelDatasetConfig, FilesDatasetConfig, Recipe, override, to_dict
 from ergoflow.pipeline.words import budget_of, minutes_of, number_list, seed_list, word_list
-from ergoflow.pipeline.workspace import Workspace, pick_device
+from ergoflow.pipeline.workspace import Workspace, pick_device, prepare_process
 from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, find_recipes
 
 # Exit code after Ctrl-C, as shells have it; typer returns it in place of the exception.
 STOPPED = 130
+# Time over which `verify` gathers the statistics of a channel, in δ/u_τ.
+TURNOVERS = 25.0
 # Newer typers carry click inside, older ones use the installed one; the public BadParameter derives from either.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
 
@@ -55,7 +59,12 @@ RootOption = Annotated[
     Path, typer.Option("--root", envvar="ERGOFLOW_ROOT", help="Folder that holds data/, runs/ and report/.")
 ]
 SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, help="Seed of initialisation and sampling; names the run folder.")
+    int | None,
+    typer.Option(
+        "--seed",
+        min=0,
+        help="Seed of initialisation and sampling; names the run folder. Default 0, or that of a run folder RECIPE.",
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 BoxOption = Annotated[str | None, typer.Option("--box", help="Channel: cells along x,y,z, e.g. 512,192,192.")]
@@ -87,10 +96,13 @@ def demo(
         ),
     ] = None,
     pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Show a shipped model instead of training one; default the best small.")
+        bool,
+        typer.Option(
+            "--pretrained", help="Show a shipped model instead of training one; without MODEL, the best small one."
+        ),
     ] = False,
     root: RootOption = Path(),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Simulate, train, roll out 1000 steps, score and report: the whole tool in a few minutes on a laptop."""
@@ -98,12 +110,14 @@ def demo(
     from ergoflow.pipeline.demo import demo_pretrained
 
     if model is not None and not pretrained:
-        raise ValueError(f"a model is named for --pretrained only, got {model!r} without it; add it or drop the name")
+        raise ValueError(f"MODEL is only for --pretrained, got {model!r}; add --pretrained or drop the name")
+    if pretrained:
+        _refuse("demo --pretrained", {"--seed": seed})
     console, place = _console(), _workspace(root)
     if pretrained:
         good = demo_pretrained(model, place, device=pick_device(device), console=console)
     else:
-        good = run(find_recipe("kf64-a3m"), place, seed=seed, device=pick_device(device), console=console)
+        good = run(find_recipe("kf64-a3m"), place, seed=seed or 0, device=pick_device(device), console=console)
     if not good:
         raise typer.Exit(1)
 
@@ -118,7 +132,14 @@ def simulate(
     root: RootOption = Path(),
     device: DeviceOption = "auto",
     precision: Annotated[str, typer.Option("--precision", help="float32 or float64 arithmetic.")] = "float32",
-    minutes: Annotated[float | None, typer.Option("--minutes", min=0.0, help="Channel: stop with what fits.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes",
+            min=0.0,
+            help="Channel only: stop after this many minutes, spin-ups not counted, with the segments made so far.",
+        ),
+    ] = None,
     box: BoxOption = None,
 ) -> None:
     """Make a data set; continues where an earlier call stopped."""
@@ -130,7 +151,9 @@ def simulate(
         raise ValueError(f"--precision must be float32 or float64 for simulate, got {precision!r}")
     dataset = find_dataset(_one(name, recipe), (settings or []) + _sides(box))
     if isinstance(dataset, FilesDatasetConfig):
-        raise ValueError(f"a flow is needed, got {dataset.name}, which was brought; there is nothing to simulate")
+        raise ValueError(
+            f"{dataset.name} is imported data and cannot be simulated; name a data set from `ergoflow recipes`"
+        )
     console = _console()
     place = _workspace(root)
     folder = run(dataset, place, device=pick_device(device), console=console, dtype=dtypes[precision], minutes=minutes)
@@ -155,17 +178,25 @@ def import_data(
         ),
     ] = None,
     frame_seconds: Annotated[float | None, typer.Option("--frame-seconds", help="Time between two frames.")] = None,
-    axes: Annotated[str, typer.Option("--axes", help="Names of the axes of the grid.")] = "x,y",
+    axes: Annotated[str | None, typer.Option("--axes", help="Names of the axes of the grid; default x,y.")] = None,
     length: Annotated[
         str | None, typer.Option("--length", help="Sides of the domain, e.g. 6.28,3.14; default 2 pi each.")
     ] = None,
     walls: Annotated[str | None, typer.Option("--walls", help="Axes that end at walls; others are periodic.")] = None,
-    split: Annotated[str, typer.Option("--split", help="Parts of one array to validate and to test with.")] = "0.1,0.2",
+    split: Annotated[
+        str | None,
+        typer.Option("--split", help="Shares of a single array used for validation and for testing; default 0.1,0.2."),
+    ] = None,
     root: RootOption = Path(),
 ) -> None:
     """Bring your own data: write arrays as a data set, with a recipe to train on it."""
     from ergoflow.pipeline.import_data import Description, import_arrays, import_folder
 
+    if file.is_dir():
+        told = {"--fields": fields, "--frame-seconds": frame_seconds, "--axes": axes, "--length": length}
+        _refuse("import of a folder", told | {"--walls": walls, "--split": split})
+    if file.suffix == ".npz":
+        _refuse("import of an .npz, which names its splits,", {"--split": split})
     console, place = _console(), _workspace(root)
     if file.is_dir():
         folder, recipe = import_folder(file, name, place)
@@ -175,18 +206,16 @@ def import_data(
         )
         return
     if fields is None or frame_seconds is None:
-        raise ValueError(
-            "an array needs names of its fields and a time, got not both; add --fields and --frame-seconds"
-        )
+        raise ValueError("an array needs --fields and --frame-seconds, got only one of them or neither; give both")
     description = Description(
         name=name,
         fields=word_list(fields),
         frame_seconds=frame_seconds,
-        axes=word_list(axes),
+        axes=word_list("x,y" if axes is None else axes),
         length=None if length is None else number_list("--length", length),
         walls=() if walls is None else word_list(walls),
     )
-    shares = number_list("--split", split)
+    shares = number_list("--split", "0.1,0.2" if split is None else split)
     if len(shares) != 2 or not 0 < min(shares) <= sum(shares) < 1:
         raise ValueError(f"--split must be two parts that leave some to train, such as 0.1,0.2, got {split!r}")
     folder, recipe = import_arrays(file, description, place, shares=(shares[0], shares[1]), console=console)
@@ -201,7 +230,7 @@ def train(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     root: RootOption = Path(),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
@@ -212,18 +241,18 @@ def train(
     """Train a model on a data set made by `simulate`, or on your own. Works under torchrun on several GPUs."""
     from ergoflow.pipeline.train import train as run
 
-    chosen = _recipe(name, recipe, settings, precision)
+    chosen, number = _recipe(name, recipe, settings, precision), _seed(name, recipe, seed)
     console = _console()
     folder = run(
         chosen,
         _workspace(root),
-        seed=seed,
+        seed=number,
         device=pick_device(device),
         console=console,
         resume=resume,
         overwrite=overwrite,
     )
-    console.print(f"model of {chosen.name}, seed {seed}, is in {folder}", soft_wrap=True)
+    console.print(f"model of {chosen.name}, seed {number}, is in {folder}", soft_wrap=True)
 
 
 @app.command()
@@ -232,7 +261,7 @@ def predict(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     root: RootOption = Path(),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     device: DeviceOption = "auto",
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, help="Length of the roll-out; default from the recipe.")
@@ -249,7 +278,7 @@ def predict(
     folder = run(
         _recipe(name, recipe, settings),
         _workspace(root),
-        seed=seed,
+        seed=_seed(name, recipe, seed),
         device=pick_device(device),
         console=console,
         video=video,
@@ -263,7 +292,7 @@ def score(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     root: RootOption = Path(),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Measure a roll-out: short-term error, long-term statistics, noise floors, trivial forecasts."""
@@ -272,7 +301,11 @@ def score(
 
     console = _console()
     folder = run(
-        _recipe(name, recipe, settings), _workspace(root), seed=seed, device=pick_device(device), console=console
+        _recipe(name, recipe, settings),
+        _workspace(root),
+        seed=_seed(name, recipe, seed),
+        device=pick_device(device),
+        console=console,
     )
     print_summary(folder, console)
 
@@ -297,13 +330,11 @@ def report(
     from ergoflow.pipeline.report import report as run
 
     if files and results is None:
-        raise ValueError("--document is made of cells, got no folder of them; name one with --results")
+        raise ValueError("--document is written from reproduced results, got none; add --results FOLDER")
     if documents_alone and not files:
-        raise ValueError("--no-page leaves the documents, got none of them; name one with --document")
+        raise ValueError("--no-page writes only documents, but no --document was given; name one or drop --no-page")
     if results is not None and not results.is_dir():
-        raise ValueError(
-            f"--results must be a folder of cells, got {results}, which is none; check the path or drop it"
-        )
+        raise ValueError(f"--results must be an existing folder, got {results}; check the path or drop the option")
     console, place = _console(), _workspace(root)
     if files and results is not None:
         from ergoflow.pipeline.document import document
@@ -325,13 +356,14 @@ def export(
     ] = None,
     recipe: RecipeOption = None,
     root: RootOption = Path(),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
 ) -> None:
     """Write a scored model small enough to share: weights in half precision, its recipe, units and scores."""
     from ergoflow.pipeline.pretrained import export_model
 
     chosen, place = find_recipe(_one(name, recipe)).name, _workspace(root)
-    path = export_model(place.run(chosen, seed), place.root / "models" / chosen if output is None else output)
+    run = place.run(chosen, _seed(name, recipe, seed))
+    path = export_model(run, place.root / "models" / chosen if output is None else output)
     _console().print(
         f"model: {path} ({path.stat().st_size / 1e3:,.0f} kB); ergoflow.load({str(path.parent)!r})", soft_wrap=True
     )
@@ -341,7 +373,9 @@ def export(
 def verify(
     what: Annotated[str, typer.Argument(help="A data set folder, or the name of a channel such as tcf96.")],
     settings: SetOption = None,
-    turnovers: Annotated[float, typer.Option("--turnovers", min=0.0, help="Channel: δ/u_τ of statistics.")] = 25.0,
+    turnovers: Annotated[
+        float | None, typer.Option("--turnovers", min=0.0, help="Channel: δ/u_τ of statistics; default 25.")
+    ] = None,
     box: BoxOption = None,
     device: DeviceOption = "auto",
     output: Annotated[Path | None, typer.Option("--output", help="Channel: also write the profiles as JSON.")] = None,
@@ -355,9 +389,12 @@ def verify(
     if isinstance(known, ChannelDatasetConfig) and not Path(what).is_dir():
         chosen = find_dataset(what, (settings or []) + _sides(box))
         assert isinstance(chosen, ChannelDatasetConfig)
-        place = pick_device(device)
-        good = verify_solver(chosen, turnovers=turnovers, device=place, console=console, output=output)
+        length = TURNOVERS if turnovers is None else turnovers
+        good = verify_solver(chosen, turnovers=length, device=pick_device(device), console=console, output=output)
     else:
+        _refuse(
+            "verify of a data folder", {"--set": settings, "--turnovers": turnovers, "--box": box, "--output": output}
+        )
         good = check_folder(Path(what), console=console)
     if not good:
         raise typer.Exit(2)
@@ -449,7 +486,9 @@ def bench(
     from ergoflow.pipeline.bench import bench as run
 
     options = BenchOptions.parse(grids=grids, precision=precision, batch=batch, steps=steps)
-    chosen = names or ([] if what == "models" else ["kf128-a3m"])
+    if what == "lbm":
+        _refuse("bench lbm", {"--recipe": names, "--set": settings})
+    chosen = names or ([] if what in ("models", "lbm") else ["kf128-a3m"])
     if settings and not chosen:
         raise ValueError(f"--set changes a recipe, got {settings[0]!r} for all models; name one with --recipe")
     recipes = [override(find_recipe(name), settings or []) for name in chosen]
@@ -469,6 +508,7 @@ def main() -> None:
     """Run the command line; user errors become one line and exit code 2."""
     from ergoflow.pipeline.errors import USER_ERRORS
 
+    prepare_process()
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -499,6 +539,14 @@ def _sides(box: str | None) -> list[str]:
     return [f"dataset.flow.box=[{box}]"] if box else []
 
 
+def _refuse(verb: str, options: Mapping[str, object]) -> None:
+    """Refuse options that a verb would ignore; those that were not given are None or empty."""
+    for name, value in options.items():
+        if value is not None and value != []:
+            shown = " ".join(value) if isinstance(value, list) else value
+            raise ValueError(f"{verb} takes no {name}, got {shown}; drop it")
+
+
 def _one(name: str | None, option: str | None) -> str:
     chosen = name or option
     if not chosen:
@@ -511,6 +559,15 @@ def _one(name: str | None, option: str | None) -> str:
 def _recipe(name: str | None, option: str | None, settings: list[str] | None, precision: str | None = None) -> Recipe:
     extra = [f"training.precision={precision}"] if precision else []
     return override(find_recipe(_one(name, option)), (settings or []) + extra)
+
+
+def _seed(name: str | None, option: str | None, seed: int | None) -> int:
+    """The seed that was asked for; without one that of the run folder which names the recipe, 0 elsewhere."""
+    folder = Path(_one(name, option)).resolve()
+    named = re.fullmatch(r"seed(\d+)", folder.name)
+    if seed is None and named and folder.is_dir():
+        return int(named[1])
+    return seed or 0
 
 
 def _workspace(root: Path) -> Workspace:

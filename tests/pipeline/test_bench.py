@@ -262,7 +262,7 @@ def test_channel_data_have_three_fields_and_walls() -> None:
     ("what", "recipes", "options", "columns"),
     [
         ("solver", [plane()], {}, {"field-steps/s", "copy TB/s", "share of floor"}),
-        ("lbm", [channel()], {}, {"GLUPS", "copy TB/s", "share of floor"}),
+        ("lbm", [], {}, {"GLUPS", "copy TB/s", "share of floor"}),
         ("training", [channel()], {"batch": 1}, {"forward ms", "training ms", "samples/s"}),
         ("training", [plane()], {"precision": ("fp32",)}, {"forward ms", "training ms", "samples/s"}),
         ("rollout", [channel()], {"batch": 2, "steps": 2}, {"model ms", "steps/s", "s per 1000 steps"}),

@@ -31,6 +31,19 @@ def test_interval_of_a_right_exponent_reaches_zero() -> None:
     assert 0.92 < reaches < 0.98
 
 
+def test_one_state_that_diverges_fails_the_exponent() -> None:
+    rates = np.array([[0.3], [0.4], [0.5]])
+    interval = Exponents(truth=rates, model=np.array([[0.3], [np.inf], [0.5]])).leading_error()
+    assert (interval.value, interval.low, interval.high) == (np.inf, np.inf, np.inf)
+
+
+def test_floor_of_the_exponent_is_what_halves_of_the_truth_differ_by() -> None:
+    # Halves in order: (1 1)(2 2), (2 1)(1 2), (2 2)(1 1), (1 2)(2 1); the model has no part in it.
+    truth = np.array([[1.0], [1.0], [2.0], [2.0]])
+    floor = Exponents(truth=truth, model=np.full_like(truth, 9.0)).leading_floor()
+    assert (floor.value, floor.low, floor.high) == (np.mean([0.5, 0, 1, 0]), 0, 1)
+
+
 def test_equal_exponents_have_no_error_and_no_doubt() -> None:
     rates = np.array([[0.3], [0.4], [0.5]])
     interval = Exponents(truth=rates, model=1.1 * rates).leading_error()

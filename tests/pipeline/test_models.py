@@ -142,7 +142,7 @@ def test_an_exported_model_is_half_as_large_and_forecasts_the_same(space: Worksp
     assert ours.dtype == theirs.dtype == torch.float32
     assert float((ours - theirs).norm() / ours.norm()) < 2e-3
     assert not torch.equal(ours, theirs)
-    with pytest.raises(ValueError, match="train and score it first"):
+    with pytest.raises(ValueError, match="train, predict and score it first"):
         export_model(tmp_path, tmp_path / "none")
 
 

@@ -28,9 +28,11 @@ from ergoflow.pipeline.check import run_check
 from ergoflow.pipeline.demo import demo_pretrained, demo_recipe
 from ergoflow.pipeline.demo_data import demo_dataset, make_demo_data
 from ergoflow.pipeline.document import gather
+from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.pretrained import best_small_model, export_model, pretrained_models
 from ergoflow.pipeline.reproduce import reproduce
 from ergoflow.pipeline.runs import read_facts
+from ergoflow.pipeline.score import score
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
 from ergoflow.pipeline.verify import verify
@@ -133,6 +135,20 @@ def test_an_exported_model_reproduces_the_score_of_its_run(run: Path, exported: 
     assert result.measured == pytest.approx(result.shipped, abs=1e-6)
     # Not the trivial agreement of a copy: the weights were rounded.
     assert result.shipped != result.published
+
+
+def test_a_model_is_checked_over_the_steps_that_its_roll_out_kept(run: Path, tmp_path: Path) -> None:
+    space, brief = Workspace(tmp_path), override(tiny(), ["evaluation.lead_steps=[1,3]", "evaluation.keep_first=3"])
+    copy = shutil.copytree(run, space.run("kf64-convnext", 0))
+    (tmp_path / "data").symlink_to(run.parents[2] / "data")
+    predict(brief, space, seed=0, device=CPU, console=QUIET)
+    score(brief, space, seed=0, device=CPU, console=QUIET)
+    result = run_check(export_model(copy, tmp_path / "out").parent)
+    rows = json.loads((copy / "scores.json").read_text())["metrics"]["relative_l2@3"]["rows"]
+    assert (result.lead, np.mean(result.published)) == (3, pytest.approx(rows["model"]["value"], rel=1e-6))
+    (copy / "rollout" / "rollout.json").unlink()
+    with pytest.raises(ValueError, match="not complete; train, predict and score it first"):
+        export_model(copy, tmp_path / "out")
 
 
 @pytest.mark.parametrize("relative", [0.01, math.inf])
@@ -366,7 +382,7 @@ def test_a_cut_set_is_made_once_begun_anew_if_interrupted_and_not_mixed(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["demo", "kf64-convnext"], "a model is named for --pretrained only"),
+        (["demo", "kf64-convnext"], "MODEL is only for --pretrained"),
         (["demo", "--pretrained", "kf46-convnext"], "choose one of: kf64-convnext"),
         (["demo", "--pretrained"], "check.json is missing"),
     ],

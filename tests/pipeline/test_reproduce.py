@@ -80,6 +80,12 @@ def plan_of(recipes: list[Recipe], space: Workspace, seeds: list[int]) -> str:
     return console.export_text()
 
 
+def test_a_cell_of_another_recipe_is_refused(space: Workspace, tmp_path: Path) -> None:
+    path = shutil.copyfile(cell_path(space.root / "results", "kf64-a3m", 0), tmp_path / "seed0.json")
+    with pytest.raises(ValueError, match="must be a cell of kf64-other, got one of kf64-a3m; name another --results"):
+        is_done(path, dataclasses.replace(tiny(), name="kf64-other"))
+
+
 def test_every_cell_is_written_and_holds_all_that_made_it(space: Workspace) -> None:
     cells = list_cells(space.root / "results")
     assert [path.parent.name for path in cells] == ["kf64-a3m", "kf64-climatology", "kf64-persistence"]

@@ -17,6 +17,7 @@ from rich.console import Console
 
 import ergoflow
 from ergoflow.config import Recipe, load_recipe, override
+from ergoflow.data.statistics import add_increment_std
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
 from ergoflow.metrics import StatisticsResult
 from ergoflow.models.convnext import ConvNeXtConfig
@@ -30,7 +31,7 @@ from ergoflow.pipeline.report import report
 from ergoflow.pipeline.runs import RunFacts, is_trained, normalizer_of, open_store, write_run
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.simulate import simulate
-from ergoflow.pipeline.stages import run_one
+from ergoflow.pipeline.stages import is_rolled_out, run_one
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace, pick_device
@@ -112,7 +113,13 @@ def test_whole_pipeline_leaves_every_artefact(workspace: Workspace, scored: Path
     } <= set(scores["metrics"])
     for metric in scores["metrics"].values():
         assert set(metric["rows"]) == {"model", "persistence", "climatology", "zero"}
-    assert scores["metrics"]["relative_l2@5"]["rows"]["zero"]["value"] == pytest.approx(1.0)
+    rows = {key: metric["rows"] for key, metric in scores["metrics"].items()}
+    for lead in (1, 5, 25):
+        # Each is the unit of its error; neither is of the other's.
+        plain, departure = rows[f"relative_l2@{lead}"], rows[f"relative_l2@{lead} fluctuations"]
+        assert plain["zero"]["value"] == pytest.approx(1.0, abs=1e-6)
+        assert departure["climatology"]["value"] == pytest.approx(1.0, abs=1e-6)
+        assert plain["climatology"]["value"] < 0.99 < 1.01 < departure["zero"]["value"]
 
 
 def test_simulation_resumes_with_the_missing_shard_only(workspace: Workspace, tmp_path: Path) -> None:
@@ -241,10 +248,21 @@ def test_a_setting_that_cannot_be_trained_with_does_not_cost_the_earlier_run(
         assert not workspace.run("kf64-a3m", 6).exists()
 
 
-def test_a_refused_resumption_leaves_the_run_as_it_was(workspace: Workspace, scored: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("training.batch_size=3", "must keep its batch size"),
+        ("objective.unitary_weight=2", r"trained with objective\.unitary_weight=1\.0, but .*=2\.0 was asked for"),
+        ("objective.spectral_weight=0.1", r"trained with objective\.spectral_weight=0\.0"),
+    ],
+)
+def test_a_refused_resumption_leaves_the_run_as_it_was(
+    workspace: Workspace, scored: Path, change: str, reason: str
+) -> None:
     before = {name: (scored / name).read_bytes() for name in ("recipe.json", "training.json", "state/state.pt")}
-    with pytest.raises(ValueError, match="must keep its batch size"):
-        train(tiny("training.batch_size=3"), workspace, seed=0, device=CPU, console=console(), resume=True)
+    longer = tiny("training.max_steps=8", change)
+    with pytest.raises(ValueError, match=reason):
+        train(longer, workspace, seed=0, device=CPU, console=console(), resume=True)
     assert {name: (scored / name).read_bytes() for name in before} == before
 
 
@@ -310,6 +328,8 @@ def test_an_interrupted_training_is_finished_before_it_is_scored(workspace: Work
     score(recipe, workspace, seed=7, device=CPU, console=console())
     assert scores_of(folder)["parameters"] == complete["parameters"] > 0
     longer = tiny("training.max_steps=9")
+    with pytest.raises(ValueError, match=r"trained with objective\.noise=0\.0, but objective\.noise=0\.1"):
+        run_one(override(longer, ["objective.noise=0.1"]), workspace, seed=7, device=CPU, console=console())
     run_one(longer, workspace, seed=7, device=CPU, console=console())
     assert json.loads((folder / "training.json").read_text())["steps"] == 9
     assert (folder / "model.safetensors").read_bytes() != half_trained
@@ -329,6 +349,20 @@ def test_a_longer_roll_out_is_made_again_and_named_in_the_scores(workspace: Work
     assert scores_of(folder)["rollout_steps"] == 180
 
 
+def test_a_roll_out_that_was_killed_is_made_again(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_one(tiny(), workspace, seed=10, device=CPU, console=console())
+    with monkeypatch.context() as patch:
+        # Between the frames and the last of the files that go with them.
+        patch.setattr("ergoflow.pipeline.predict.write_json", _power_failure)
+        with pytest.raises(KeyboardInterrupt):
+            predict(tiny("evaluation.steps=180"), workspace, seed=10, device=CPU, console=console())
+    assert not is_rolled_out(folder, tiny())
+    with pytest.raises(ValueError, match="no whole one; run `ergoflow predict` with this recipe and seed"):
+        score(tiny(), workspace, seed=10, device=CPU, console=console())
+    run_one(tiny(), workspace, seed=10, device=CPU, console=console())
+    assert scores_of(folder)["rollout_steps"] == 160
+
+
 def test_data_of_ones_own_is_not_mixed_with_simulated_shards(workspace: Workspace, tmp_path: Path) -> None:
     shutil.copytree(workspace.dataset("kf64"), tmp_path / "data" / "kf64")
     (tmp_path / "data" / "kf64" / "dataset.json").unlink()
@@ -339,7 +373,13 @@ def test_data_of_ones_own_is_not_mixed_with_simulated_shards(workspace: Workspac
 
 
 def own_data(
-    root: Path, splits: dict[str, int], *, spoiled: str = "", grid: tuple[int, int] = (16, 16), field: str = "vorticity"
+    root: Path,
+    splits: dict[str, int],
+    *,
+    spoiled: str = "",
+    grid: tuple[int, int] = (16, 16),
+    field: str = "vorticity",
+    valid_frames: int = 64,
 ) -> Workspace:
     """A folder of noise with the fields and frame time of the tiny flow; split `spoiled` begins with a NaN."""
     folder = root / "data" / "kf64"
@@ -354,8 +394,9 @@ def own_data(
     )
     rng = np.random.default_rng(0)
     for split, count in splits.items():
-        with ShardWriter(folder / "data" / split / "noise.hdf5", info, count=count, frames=64) as shard:
-            for t in range(64):
+        frames = valid_frames if split == "valid" else 64
+        with ShardWriter(folder / "data" / split / "noise.hdf5", info, count=count, frames=frames) as shard:
+            for t in range(frames):
                 frame = rng.standard_normal((count, 1, *grid))
                 frame[0, 0, 0, 0] = math.nan if split == spoiled and t == 0 else 0.0
                 shard.write(t, frame)
@@ -380,6 +421,11 @@ def test_data_of_ones_own_that_cannot_be_used_is_refused_with_the_reason(tmp_pat
         run(own_data(tmp_path / "d", whole | {"test": 1}), train, predict)
     with pytest.raises(ValueError, match=r"got \(16, 18\); give the recipe the grid of the files"):
         run(own_data(tmp_path / "e", whole, grid=(16, 18)), train)
+    short = own_data(tmp_path / "g", whole, valid_frames=2)
+    with pytest.raises(ValueError, match=r"valid split of .* more than 2 frames, one .*, got 2; lower task\.stride"):
+        train(tiny("task.stride=2"), short, seed=0, device=CPU, console=console())
+    assert not (tmp_path / "g" / "runs").exists()
+    run(short, train)
     space = own_data(tmp_path / "f", whole)
     (space.dataset("kf64") / "stats.yaml").unlink()
     with pytest.raises(ValueError, match=r"stats\.yaml, but there are none; write them with compute_statistics"):
@@ -399,6 +445,23 @@ def test_data_that_cannot_be_written_to_are_scored_all_the_same(
     score(tiny(), space, seed=0, device=CPU, console=console())
     assert not reference.exists()
     assert scores_of(folder)["metrics"] == expected
+
+
+def test_a_reference_is_that_of_the_mean_and_spread_it_was_made_with(tmp_path: Path) -> None:
+    space = own_data(tmp_path, {"train": 2, "valid": 1, "test": 2})
+    store = open_store(tiny(), space)
+
+    def edges() -> np.ndarray:
+        return load_reference(tiny(), store, device=CPU, console=console()).yardstick.edges
+
+    before = edges()
+    add_increment_std(store, 2)  # as a training at another stride does
+    assert np.array_equal(edges(), before)
+    assert len(list(space.dataset("kf64").glob("reference-*.npz"))) == 1
+    statistics = store.statistics
+    statistics["std"] = {name: 2 * value for name, value in statistics["std"].items()}
+    write_statistics(store.folder, statistics)
+    assert np.ptp(edges()) == pytest.approx(2 * np.ptp(before))
 
 
 def test_a_vorticity_is_carried_on_squares_only(tmp_path: Path) -> None:
@@ -581,19 +644,18 @@ def test_a_blow_up_cannot_look_good_in_any_long_term_column(workspace: Workspace
             }, key
 
 
-def test_frozen_and_zeroed_forecasts_are_flagged(scored: Path, workspace: Workspace) -> None:
-    truth = load_reference(tiny(), open_store(tiny(), workspace), device=CPU, console=console()).truth
-    assert isinstance(truth, StatisticsResult)
-    metrics = scores_of(scored)["metrics"]
-    for row in ("persistence", "zero"):
-        flagged = [
+def test_frozen_and_constant_forecasts_are_flagged_by_what_can_see_them(scored: Path) -> None:
+    metrics = {k: m for k, m in scores_of(scored)["metrics"].items() if m["headline"] and m["floor"] is not None}
+    # A frozen forecast is a true state: only what looks at times can see it. No state is a constant one.
+    in_time = {"delta_lambda", "integral_time_error", "acf_max_error"}
+    for row, expected in (("persistence", in_time), ("climatology", set(metrics)), ("zero", set(metrics))):
+        flagged = {
             key
             for key, metric in metrics.items()
-            if metric["headline"]
-            and metric["floor"] is not None
-            and (metric["rows"][row]["value"] is None or metric["rows"][row]["low"] > metric["floor"]["high"])
-        ]
-        assert flagged, row
+            if metric["rows"][row]["value"] is None or metric["rows"][row]["low"] > metric["floor"]["high"]
+        }
+        assert flagged == expected, row
+    assert in_time < set(metrics)
 
 
 def test_statistics_of_the_rollout_agree_with_its_stored_frames(scored: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import resource
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from ergoflow.pipeline.workspace import pick_device
+from ergoflow.cli import main
 from ergoflow.training.processor import keep_freed_memory, trains_in_bf16
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -34,7 +35,7 @@ def test_named_precision_is_the_same_everywhere(monkeypatch, device):
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs the GNU libc")
-@pytest.mark.parametrize(("first", "keeps"), [("nothing", False), ("keep memory", True), ("pick device", True)])
+@pytest.mark.parametrize(("first", "keeps"), [("nothing", False), ("keep memory", True), ("command", True)])
 def test_memory_that_is_freed_and_taken_again_causes_page_faults_unless_it_is_kept(first: str, keeps: bool) -> None:
     # In a process of its own: which memory is free, and was ever touched, depends on all that ran before.
     process = subprocess.run([sys.executable, __file__, first], capture_output=True, text=True, check=True)
@@ -50,8 +51,15 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
+def command() -> None:
+    """A verb of the command line, run to its end."""
+    sys.argv[1:] = ["--version"]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):
+        main()
+
+
 if __name__ == "__main__":
-    preparations = {"nothing": int, "keep memory": keep_freed_memory, "pick device": lambda: pick_device("cpu")}
+    preparations = {"nothing": int, "keep memory": keep_freed_memory, "command": command}
     preparations[sys.argv[1]]()
     # The first rounds make room: a hole of a block's size is too small for a block with its alignment.
     print([page_faults() for _ in range(10)][-1])

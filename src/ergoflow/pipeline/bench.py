@@ -74,7 +74,7 @@ TAKES: dict[str, tuple[str, ...]] = {
 }
 # Bytes that one lattice update must move: 19 populations read and written, by storage.
 FLOOR_BYTES: dict[Literal["float32", "float16"], int] = {"float32": 153, "float16": 77}
-# Operators as models choose them beside their references, which are not run at larger batches unless asked for.
+# The operators that are timed, with their names in the table; references at larger batches only if --batch asks for it.
 BESIDE: dict[Impl, str] = {"reference": "reference", "auto": "fast"}
 LARGEST_REFERENCE_BATCH = 8
 # The length of roll-out for which the time is projected.
@@ -118,7 +118,10 @@ def bench(
     console: Console,
     output: Path | None,
 ) -> None:
-    """Run one bench, print its table, and write its JSON if asked. Without recipes `models` takes all paper models."""
+    """Run one bench, print its table, and write its JSON if asked.
+
+    `models` without recipes takes all paper models; `lbm` takes none.
+    """
     if what not in TAKES:
         raise ValueError(f"bench knows {', '.join(TAKES)}, got {what!r}; choose one of them")
     for name, value in dataclasses.asdict(options).items():
@@ -130,7 +133,7 @@ def bench(
         facts = {"bench": what, "recipes": to_dict(list(recipes)), "options": dataclasses.asdict(options)}
         facts |= {"rows": findings.rows, "notes": findings.notes, "hardware": hardware(device)}
         write_json(output, facts | {"versions": versions(), "commit": commit()})
-    of = f" of {recipes[0].name}" if len(recipes) == 1 and what != "lbm" else ""
+    of = f" of {recipes[0].name}" if len(recipes) == 1 else ""
     print_findings(findings, f"{what}{of} on {hardware(device)['device']}", console)
 
 
@@ -144,14 +147,14 @@ def _run(
         cases = [recipe_case(recipe, recipe_facts(recipe)) for recipe in recipes]
         cases = cases or paper_cases(options.grids)
         return bench_models(cases, device=device, console=console, precisions=precisions, batch=batch or 1)
+    if what == "lbm":
+        return bench_lbm(device=device, console=console)
     if len(recipes) != 1:
         raise ValueError(f"bench {what} times one recipe, got {len(recipes)}; name one")
     recipe = recipes[0]
     match what:
         case "solver":
             return bench_solver(recipe, device=device, console=console)
-        case "lbm":
-            return bench_lbm(device=device, console=console)
         case "ops":
             return bench_operators(recipe, device=device, precisions=precisions, batch=batch)
         case "training":

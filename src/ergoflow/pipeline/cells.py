@@ -79,7 +79,7 @@ def read_cell(path: Path) -> RunView:
 def is_done(path: Path, recipe: Recipe) -> bool:
     """Whether a cell holds this very recipe; one made with other settings is refused.
 
-    A setting that is younger than the cell had its default when that was made.
+    A setting added after the cell was written counts as having its default.
     """
     if not path.exists():
         return False
@@ -87,6 +87,11 @@ def is_done(path: Path, recipe: Recipe) -> bool:
         stored, asked = to_dict(from_dict(Recipe, _read(path)["recipe"])), to_dict(recipe)
     except ValueError as error:
         raise ValueError(f"{path} holds another version's recipe: {error}; remove it to make it anew") from None
+    if stored["name"] != recipe.name:
+        raise ValueError(
+            f"{path} must be a cell of {recipe.name}, got one of {stored['name']}; "
+            "name another --results folder, or remove the file to make it anew"
+        )
     for part, settings in asked.items():
         if stored[part] == settings:
             continue

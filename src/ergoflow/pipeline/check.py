@@ -1,7 +1,8 @@
 """A few test windows that travel with a model, and the score that it must reproduce on them.
 
-    check.npz    states (J, 2, C, *grid): the first frame of a test trajectory and the one τ = 5 steps later,
-                 normalised, in half precision, at most 300 kB (one window if even that is larger)
+    check.npz    states (J, 2, C, *grid): the first frame of a test trajectory and the one τ = 5 steps later (fewer
+                 where the roll-out kept fewer), normalised, in half precision, at most 300 kB (one window if even that
+                 is larger)
     check.json   relative L2 error at τ of each window: `published`, as the run was scored (in `precision`), and
                  `shipped`, as the weights in half precision give it in float32 on a CPU when they are exported
 
@@ -27,6 +28,7 @@ from ergoflow.data.store import TrajectoryStore
 from ergoflow.metrics import relative_l2_per_trajectory
 from ergoflow.numerics.trajectory import rollout
 from ergoflow.pipeline.runs import load_run, open_store, read_facts, write_json
+from ergoflow.pipeline.shortterm import consecutive_steps
 from ergoflow.pipeline.workspace import Workspace
 
 CHECK_FORMAT = 1
@@ -76,7 +78,7 @@ def write_check(folder: Path, target: Path) -> Check:
     # A run lies in ROOT/runs/<recipe>/seed<N>.
     store = open_store(recipe, Workspace(folder.parents[2]))
     stride, kept = recipe.task.stride, TrajectoryStore(folder / "rollout")
-    lead = min(LEAD, (store.num_frames("test") - 1) // stride)
+    lead = min(LEAD, consecutive_steps(kept, -(-store.num_frames("test") // stride)))
     windows = min(MAX_WINDOWS, store.count("test"), max(1, MAX_BYTES // (4 * _values(store))))
     truth = np.stack([store.read("test", j, 0, lead * stride + 1, lead * stride) for j in range(windows)])
     forecast = np.stack([kept.read("test", j, lead, lead + 1) for j in range(windows)])  # (J, 1, C, *grid)

@@ -13,6 +13,7 @@ from ergoflow.data.files import write_npz_atomic
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.metrics import StatisticsResult, dns_profiles, wall_profiles
 from ergoflow.metrics.dns import REYNOLDS_TAU
+from ergoflow.metrics.resampling import COVERAGE
 from ergoflow.metrics.result import correlation, histogram, mean_spectrum, tke_map
 from ergoflow.models.a3m import A3M
 from ergoflow.models.operator import LatentOperator
@@ -23,7 +24,6 @@ from ergoflow.pipeline.shortterm import consecutive_steps, mean_interval
 from ergoflow.pipeline.simulate_channel import BOX_FILE
 
 BAND_RESAMPLES = 100
-BAND = (2.5, 97.5)
 # The trajectory that is shown.
 SHOWN = 0
 SNAPSHOT_STEPS = (1, 5, 10, 25, 50)
@@ -143,7 +143,7 @@ def _half_band(
         half = np.zeros(count)
         half[rng.permutation(count)[: max(1, count // 2)]] = 1.0
         draws.append(function(truth, half))
-    low, high = np.percentile(draws, BAND, axis=0)
+    low, high = np.percentile(draws, COVERAGE, axis=0)
     return low, high
 
 

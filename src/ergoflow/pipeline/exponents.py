@@ -43,8 +43,11 @@ class Exponents:
     def leading_error(self) -> Interval:
         """|r|, r = λ₁(model)/λ₁(truth) − 1, with the 95 % interval of r by the jackknife over states.
 
-        r_k leaves out state k; r ± t √((n − 1)/n Σ (r_k − r̄)²), t Student's with n − 1 degrees of freedom.
+        r_k leaves out state k; r ± t √((n − 1)/n Σ (r_k − r̄)²), t Student's with n − 1 degrees of freedom. Infinite if
+        the model diverges from any state.
         """
+        if not np.isfinite(self.model[:, 0]).all():
+            return Interval(value=math.inf, low=math.inf, high=math.inf)
         model, truth, count = self.model[:, 0], self.truth[:, 0], len(self.truth)
         error = model.mean() / truth.mean() - 1
         left_out = (model.sum() - model) / (truth.sum() - truth) - 1

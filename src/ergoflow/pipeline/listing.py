@@ -28,7 +28,7 @@ def print_catalogue(console: Console) -> None:
     groups = Table("name", "recipes", title="groups: ergoflow reproduce NAME")
     for group, names in collections().items():
         groups.add_row(group, f"{len(names)}: {names[0]} … {names[-1]}")
-    groups.add_row(", ".join(PARTS), "no recipes: costs, Lorenz-63, figures")
+    groups.add_row(", ".join(PARTS), "no recipes: costs, Lorenz-63, long roll-outs, figures")
     for table in (sets, runs, groups):
         table.box, table.title_justify, table.columns[0].no_wrap = box.SIMPLE, "left", True
         console.print(table)

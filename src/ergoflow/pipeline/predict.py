@@ -36,6 +36,8 @@ from ergoflow.pipeline.video import check_video, write_video
 from ergoflow.pipeline.workspace import Workspace, commit, hardware
 
 ROLLOUT_FILE = Path("data") / "test" / "rollout.hdf5"
+# Its presence means that the roll-out is whole.
+FACTS_FILE = "rollout.json"
 
 
 def predict(
@@ -64,7 +66,7 @@ def predict(
     write_npz_atomic(output / "statistics.npz", statistics.arrays())
     failed = [int(k) for k in statistics.failed_at]
     write_json(
-        output / "rollout.json",
+        output / FACTS_FILE,
         {
             "evaluation": to_dict(recipe.evaluation),
             "weights": weights_digest(folder),
@@ -128,4 +130,6 @@ def _roll_out(
             advance()
         result = statistics.finish()
         writer.set_scalar("diverged_at", result.failed_at)
+        # It says what the files beside it are: gone before they change, written after they have.
+        (output / FACTS_FILE).unlink(missing_ok=True)
     return result

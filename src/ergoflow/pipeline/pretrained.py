@@ -66,7 +66,10 @@ def stored_states(folder: Path) -> Tensor:
 
 
 def best_small_model() -> Path:
-    """The shipped model that gains most on persistence, of those on periodic planes that two cores roll out in time."""
+    """The shipped model with the largest ratio of the persistence error to its own.
+
+    Only those on periodic planes that are small enough for two CPU cores are looked at.
+    """
     known = pretrained_models()
     small = {folder: gain for folder in known.values() if (gain := _gain(folder)) is not None}
     if not small:
@@ -82,8 +85,11 @@ def export_model(folder: Path, target: Path) -> Path:
 
     A few test windows go with it, and the score of the weights on them: `ergoflow.pipeline.check`.
     """
-    if not is_trained(folder) or not (folder / "scores.json").exists():
-        raise ValueError(f"a scored run was expected in {folder}, but it is not complete; train and score it first")
+    # A second `predict` that was stopped leaves the scores, but not what they were made of.
+    if not is_trained(folder) or not all((folder / name).exists() for name in ("scores.json", "rollout/rollout.json")):
+        raise ValueError(
+            f"a scored run was expected in {folder}, but it is not complete; train, predict and score it first"
+        )
     recipe = load_recipe(folder / "recipe.json")
     if isinstance(recipe.model, ErgoformerConfig) and recipe.model.noise:
         raise ValueError(

@@ -196,8 +196,14 @@ def _edges(store: TrajectoryStore) -> np.ndarray:
 
 
 def _path(recipe: Recipe, store: TrajectoryStore) -> Path:
-    """A file name that changes with anything the reference depends on, the data's checksums included."""
+    """A file name that changes with anything the reference depends on; of the data names, sizes and times are enough.
+
+    Of `stats.yaml` mean and spread count: increments of further strides are added to it.
+    """
+    normalizer = Normalizer.from_store(store)
     known = [
+        normalizer.mean.tolist(),
+        normalizer.std.tolist(),
         to_dict(recipe.dataset),
         recipe.task.stride,
         recipe.evaluation.max_lag,

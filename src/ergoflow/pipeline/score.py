@@ -30,7 +30,7 @@ from ergoflow.metrics import (
 )
 from ergoflow.pipeline.curves import write_curves
 from ergoflow.pipeline.exponents import Exponents, measure_exponents, require_exponents
-from ergoflow.pipeline.predict import ROLLOUT_FILE
+from ergoflow.pipeline.predict import FACTS_FILE, ROLLOUT_FILE
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import TRIVIAL, Reference, load_reference
 from ergoflow.pipeline.runs import (
@@ -54,9 +54,10 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
     started = time.perf_counter()
     folder = workspace.run(recipe.name, seed)
     store, output = open_store(recipe, workspace), folder / "rollout"
-    if not (output / "statistics.npz").exists() or not (output / ROLLOUT_FILE).exists():
+    if not all((output / name).exists() for name in (FACTS_FILE, "statistics.npz", ROLLOUT_FILE)):
         raise ValueError(
-            f"a roll-out was expected in {output}, but there is none; run `ergoflow predict` with this recipe and seed"
+            f"a roll-out was expected in {output}, but there is no whole one; "
+            "run `ergoflow predict` with this recipe and seed"
         )
     require_same_run(folder, recipe)
     _require_same_rollout(folder, recipe)
@@ -99,7 +100,7 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
 
 def _require_same_rollout(folder: Path, recipe: Recipe) -> None:
     """Refuse a roll-out of other weights than the run's, or one whose statistics have other lags than the recipe's."""
-    facts = _read(folder / "rollout" / "rollout.json")
+    facts = _read(folder / "rollout" / FACTS_FILE)
     again = f"run `ergoflow predict` again for {recipe.name}, with the same settings"
     if not is_of_these_weights(folder, facts):
         raise ValueError(f"a roll-out of the run's weights was expected in {folder}, got an earlier one; {again}")
@@ -198,12 +199,11 @@ def _cell(interval: Interval) -> dict[str, float | None]:
 
 
 def _survival(model: StatisticsResult, reference: Reference) -> dict[str, Any]:
-    summary = survival_summary(model, reference.truth)
     return {
         "fraction": float(np.mean(model.failed_at < 0)),
         "diverged_at": [int(k) for k in model.failed_at],
         "steps": model.energy.shape[1] - 1,
-        **{name: value for name, value in summary.items() if name not in ("fraction", "diverged_at", "steps")},
+        **survival_summary(model, reference.truth),
     }
 
 
@@ -212,7 +212,7 @@ def _timings(folder: Path, store: TrajectoryStore) -> dict[str, float]:
     return {
         "simulate_s": sum(entry["seconds"] for entry in data.get("timings", [])),
         "train_s": _read(folder / SUMMARY_FILE).get("seconds", 0.0),
-        "predict_s": _read(folder / "rollout" / "rollout.json").get("seconds", 0.0),
+        "predict_s": _read(folder / "rollout" / FACTS_FILE).get("seconds", 0.0),
     }
 
 

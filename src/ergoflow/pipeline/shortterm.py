@@ -10,9 +10,8 @@ import torch
 
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.metrics import Interval, relative_l2_per_trajectory
+from ergoflow.metrics.resampling import COVERAGE
 from ergoflow.pipeline.reference import Reference
-
-COVERAGE = (2.5, 97.5)
 
 
 def consecutive_steps(rollout: TrajectoryStore, truth_frames: int) -> int:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ergoflow.config import Recipe, to_dict
 from ergoflow.data.files import read_json
-from ergoflow.pipeline.predict import predict
+from ergoflow.pipeline.predict import FACTS_FILE, predict
 from ergoflow.pipeline.runs import is_of_these_weights, is_trained, require_same_run
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.train import train
@@ -34,7 +34,10 @@ def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.de
 
 
 def _train(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> None:
-    """Train from the beginning or from the last checkpoint; whoever calls does the same, so that is the advice."""
+    """Train, or resume the last checkpoint.
+
+    An interruption says to repeat the same command, because every caller resumes.
+    """
     folder = workspace.run(recipe.name, seed)
     try:
         train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())
@@ -47,7 +50,7 @@ def _train(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.dev
 
 def is_rolled_out(folder: Path, recipe: Recipe) -> bool:
     """Whether a run holds a roll-out of its weights under the recipe's evaluation."""
-    path = folder / "rollout" / "rollout.json"
+    path = folder / "rollout" / FACTS_FILE
     if not path.exists():
         return False
     facts = read_json(path, remedy="remove it to roll out again")
@@ -56,5 +59,5 @@ def is_rolled_out(folder: Path, recipe: Recipe) -> bool:
 
 def is_scored(folder: Path) -> bool:
     """Whether the scores are those of the roll-out that is there: not older than it."""
-    scores, rollout = folder / "scores.json", folder / "rollout" / "rollout.json"
+    scores, rollout = folder / "scores.json", folder / "rollout" / FACTS_FILE
     return scores.exists() and scores.stat().st_mtime_ns >= rollout.stat().st_mtime_ns

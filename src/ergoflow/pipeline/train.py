@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -89,7 +90,7 @@ def train(
         # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
         context.largest(0.0)
         begin = partial(_begin, folder, recipe, facts)
-        # A run that goes on begins with its first update: until then it may be refused, and must be what it was.
+        # When resuming, recipe.json is rewritten only after the first update: a refused resumption changes nothing.
         if context.is_main and not (folder / STATE_FILE).exists():
             begin()
         if needs is not None:
@@ -227,7 +228,13 @@ def _validator(recipe: Recipe, store: TrajectoryStore, normalizer: Normalizer, d
     """Relative L2 after 1 and VALID_STEPS steps from the first frame of a few validation trajectories."""
     stride, count = recipe.task.stride, min(VALID_TRAJECTORIES, store.count("valid"))
     steps = min(VALID_STEPS, (store.num_frames("valid") - 1) // stride)
-    frames = store.load("valid", device=device, stride=stride, trajectories=range(count))[:, : steps + 1].clone()
+    if steps < 1:
+        raise ValueError(
+            f"the valid split of {store.folder} must hold more than {stride} frames, one step of task.stride, got "
+            f"{store.num_frames('valid')}; lower task.stride or make its trajectories longer"
+        )
+    read = [store.read("valid", j, 0, steps * stride + 1, stride) for j in range(count)]
+    frames = torch.from_numpy(np.stack(read)).to(device)  # (J, T, C, *grid)
     require_finite(frames, store, "valid")
 
     def validate(step: NormalizedStep) -> Mapping[str, float]:
@@ -249,7 +256,7 @@ def _require_told(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool
         raise ValueError(
             f"{folder} holds a run already; pass --resume to continue it, --overwrite to discard it, or another --seed"
         )
-    require_same_run(folder, recipe)
+    require_same_run(folder, recipe, parts=("dataset", "task", "model", "objective"))
 
 
 def _begin(folder: Path, recipe: Recipe, facts: RunFacts) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ergoflow.data.store import TrajectoryStore
+from ergoflow.pipeline.shortterm import consecutive_steps
 from ergoflow.report.canvas import color_map
 
 FRAMES_PER_SECOND = 15
@@ -20,8 +21,7 @@ def write_video(path: Path, store: TrajectoryStore, rollout_folder: Path, *, str
     """Write truth, prediction and error of the first channel, side by side, for all consecutive kept steps."""
     check_video(path, store.info.axes)
     prediction = TrajectoryStore(rollout_folder)
-    steps = prediction.steps("test")
-    last = min(int(np.flatnonzero(steps == np.arange(len(steps)))[-1]), (store.num_frames("test") - 1) // stride)
+    last = consecutive_steps(prediction, -(-store.num_frames("test") // stride))
     model = prediction.read("test", trajectory, 0, last + 1)[:, 0]  # (T, X, Y)
     truth = store.read("test", trajectory, 0, last * stride + 1, stride)[:, 0]
     limit = float(np.abs(truth).max())

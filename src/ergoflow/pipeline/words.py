@@ -24,10 +24,9 @@ def number_list(option: str, text: str) -> tuple[float, ...]:
 
 def seed_list(text: str) -> list[int]:
     """The seeds of a list such as 0,1,2."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--seeds must be whole numbers such as 0,1,2, got {text!r}") from None
+    if not all(re.fullmatch(r"\s*\d+\s*", part) for part in text.split(",")):
+        raise ValueError(f"--seeds must be whole numbers from 0 on such as 0,1,2, got {text!r}; correct them")
+    return [int(part) for part in text.split(",")]
 
 
 def minutes_of(option: str, text: str) -> float:

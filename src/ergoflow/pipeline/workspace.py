@@ -57,12 +57,13 @@ def load_dataset_config(folder: Path) -> SimulatedDatasetConfig:
     return config
 
 
-def pick_device(name: str) -> torch.device:
-    """The device called `name`; `auto` is the first GPU, or the CPU where there is none.
-
-    What computes on a device takes and frees the same memory at every step: from here on this process keeps it.
-    """
+def prepare_process() -> None:
+    """Make this process ready to compute: every step takes and frees the same memory, which it then keeps."""
     keep_freed_memory()
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `name`; `auto` is the first GPU, or the CPU where there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:

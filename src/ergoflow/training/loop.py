@@ -1,4 +1,4 @@
-"""The moves of a training run.
+"""The parts of one training step.
 
 Update, agree, validate, flush, checkpoint. `trainer.train` says in which order.
 """
@@ -36,7 +36,7 @@ class TrainingDiverged(RuntimeError):  # noqa: N818
 class Loop:
     """A run in its surroundings.
 
-    A class because the moves share a dozen objects; the state itself is in `run`.
+    A class because the parts of a step share a dozen objects; the state itself is in `run`.
     """
 
     def __init__(

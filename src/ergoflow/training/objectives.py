@@ -221,7 +221,7 @@ class _UnrolledObjective:
     def _stepped(self, step: NormalizedStep, state: Tensor) -> Tensor:
         if not self.config.recompute:
             return step(state)
-        # A step draws nothing from a generator, so none has to be put back before it is computed again.
+        # No model of ours draws from a generator (noise comes from the state); one with dropout must not be recomputed.
         moved: Tensor = checkpoint(step, state, use_reentrant=False, preserve_rng_state=False)
         return moved
 

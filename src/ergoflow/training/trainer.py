@@ -90,8 +90,8 @@ def train(
 
     `windows` yields batches (B, window, C, *grid) in normalised units. `resume` continues the checkpoint in
     `folder`, or starts if there is none; without it a folder that holds a checkpoint is refused. `validate`
-    sees the averaged weights, every so many epochs and at the end. `seed` drives what is random inside the
-    model (dropout). `metadata` joins the weights file. `context` is this process's place under torchrun
+    sees the averaged weights, every so many epochs and at the end. `seed` drives what a model of
+    your own may draw (dropout). `metadata` joins the weights file. `context` is this process's place under torchrun
     (None: alone). `clock` gives seconds. `rehearse` compiles a step's kernels before they are first launched (None:
     each at its first launch). Raises TrainingDiverged or TrainingInterrupted; the last checkpoint stays on disk.
     """
@@ -110,7 +110,7 @@ def train(
         remove_leftovers(folder)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []))
-        # Neither processes nor seeds must share dropout masks.
+        # A model of your own may draw (dropout): neither processes nor seeds must share what it draws.
         torch.manual_seed(context.own_seed(seed))
         loop = Loop(step, objective, windows, config, run, folder, seed, context, clock, rehearse, stack)
         if state_path.is_file():
