@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -197,7 +198,10 @@ def test_a_path_is_printed_on_one_line_however_long(
     words = ("import", "mine", str(tmp_path / "mine.npy"), "--fields", "u", "--frame-seconds", "1", "--root", str(root))
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0
-    assert f"go on with `ergoflow train {root / 'mine.json'}`" in out
+    assert (
+        f"go on with `ergoflow reproduce {shlex.quote(str(root / 'mine.json'))}`, or one by one: `ergoflow train "
+        in out
+    )
 
 
 def test_root_that_is_a_file_is_refused(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -200,10 +201,7 @@ def import_data(
     console, place = _console(), _workspace(root)
     if file.is_dir():
         folder, recipe = import_folder(file, name, place)
-        console.print(
-            f"data set {name} is linked in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`",
-            soft_wrap=True,
-        )
+        _print_import(f"data set {name} is linked in {folder}", folder, recipe, console)
         return
     if fields is None or frame_seconds is None:
         raise ValueError("an array needs --fields and --frame-seconds, got only one of them or neither; give both")
@@ -219,8 +217,21 @@ def import_data(
     if len(shares) != 2 or not 0 < min(shares) <= sum(shares) < 1:
         raise ValueError(f"--split must be two parts that leave some to train, such as 0.1,0.2, got {split!r}")
     folder, recipe = import_arrays(file, description, place, shares=(shares[0], shares[1]), console=console)
+    _print_import(f"data set {name} is in {folder}", folder, recipe, console)
+
+
+def _print_import(told: str, folder: Path, recipe: Path, console: Console) -> None:
+    """Say what was imported, how it is understood, and which command comes next."""
+    from ergoflow.pipeline.import_data import describe
+
+    for line in describe(folder):
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
+    word = shlex.quote(str(recipe))
+    console.print(f"{told}, a recipe in {recipe}", highlight=False, soft_wrap=True)
     console.print(
-        f"data set {name} is in {folder}, a recipe in {recipe}; go on with `ergoflow train {recipe}`", soft_wrap=True
+        f"go on with `ergoflow reproduce {word}`, or one by one: `ergoflow train {word}`, predict, score, report",
+        highlight=False,
+        soft_wrap=True,
     )
 
 

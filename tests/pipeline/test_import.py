@@ -15,7 +15,7 @@ from ergoflow.data.store import TrajectoryStore
 from ergoflow.models.build import build_model
 from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.pipeline import reference
-from ergoflow.pipeline.import_data import Description, import_arrays, import_folder
+from ergoflow.pipeline.import_data import Description, describe, import_arrays, import_folder
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.reproduce import reproduce
 from ergoflow.pipeline.train import train
@@ -69,6 +69,24 @@ def test_what_is_read_back_is_what_was_brought(tmp_path: Path) -> None:
     recipe = load_recipe(path)
     assert recipe.dataset == FilesDatasetConfig(name="mine", grid=(15, 10), frame_seconds=0.25)
     assert recipe.step_seconds == 0.25
+
+
+def test_what_was_understood_is_said(tmp_path: Path) -> None:
+    folder, _ = brought(tmp_path, waves(9, 12, 15, 10), length=(3.0, 2.0), walls=("x",))
+    assert describe(folder) == [
+        "6 train, 1 valid, 2 test trajectories of 12 frames, 0.25 s apart",
+        "fields u, v on a grid 15 x 10 of size 3 x 2, periodic along y",
+        "2 test trajectories: intervals and floors are wide, so verdicts say little; bring 6 or more",
+    ]
+
+
+def test_species_are_said_to_be_scored_as_a_velocity_and_velocities_are_not(tmp_path: Path) -> None:
+    for k, (fields, told) in enumerate({("activator", "inhibitor"): 1, ("velocity_x", "velocity_y"): 0}.items()):
+        place = tmp_path / str(k)
+        place.mkdir()
+        folder, _ = brought(place, waves(40, 4, 8, 8), fields=fields)
+        assert sum("scored as components of a velocity" in line for line in describe(folder)) == told
+        assert len(describe(folder)) == 2 + told  # eight trajectories to test with are enough
 
 
 def test_three_arrays_are_three_splits_and_one_field_needs_no_axis(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from ergoflow.metrics.result import StatisticsResult
 
 Verdict = Literal["at floor", "better", "worse", "failed"]
 
+# Below so many trajectories a bootstrap says little: 95 % intervals of six covered 79 to 90 % (docs/decisions.md).
+FEW = 6
+
 # Ends of a 95 % interval, in percent.
 COVERAGE = (2.5, 97.5)
 
@@ -106,6 +109,13 @@ def noise_floor(
         rows.append(evaluation.metrics(half, 1.0 - half))
         on_resample()
     return {key: percentile_interval(np.array([row[key] for row in rows])) for key in evaluation.keys}
+
+
+def few_trajectories(count: int) -> str:
+    """Return what to think of verdicts that rest on `count` test trajectories; nothing if they are enough."""
+    if count >= FEW:
+        return ""
+    return f"{count} test trajectories: intervals and floors are wide, so verdicts say little; bring {FEW} or more"
 
 
 def verdict(score: Interval, floor: Interval | None, trivial: Mapping[str, Interval]) -> Verdict:

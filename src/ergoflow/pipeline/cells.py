@@ -73,7 +73,7 @@ def read_cell(path: Path) -> RunView:
         )
     curves = read_npz(path.with_suffix(".npz"), remedy=f"remove {path} to make it anew")
     scores = data["scores"]
-    return RunView(scores["name"], scores["seed"], data["recipe"], scores, curves, data["log"])
+    return RunView(scores["name"], scores["seed"], data["recipe"], scores, curves, data["log"], data["training"])
 
 
 def is_done(path: Path, recipe: Recipe) -> bool:

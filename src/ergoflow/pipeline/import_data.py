@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ergoflow.config import SPLITS, FilesDatasetConfig, Recipe, to_dict
 from ergoflow.data.files import read_npz, write_text_atomic
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
+from ergoflow.metrics.resampling import few_trajectories
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import own_recipe
@@ -31,6 +33,8 @@ from ergoflow.recipes import own_recipe
 # Trajectories that a split needs: a floor compares two halves of the test split.
 LEAST = {"train": 1, "valid": 1, "test": 2}
 LEAST_FRAMES = 2
+# Names that are understood as components of a velocity.
+VELOCITY = re.compile(r"[uvw]|velocity_\w+|[uvw]_?[xyz]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,27 @@ def import_folder(source: Path, name: str, workspace: Workspace) -> tuple[Path, 
     return folder, path
 
 
+def describe(folder: Path) -> list[str]:
+    """What a data set holds and how it will be understood, in a few lines to be read before training on it."""
+    store = TrajectoryStore(folder)
+    info = store.info
+    counts = ", ".join(f"{store.count(split)} {split}" for split in SPLITS)
+    sides = " x ".join(f"{side:.3g}" for side in info.length)
+    wraps = [axis for axis, boundary in zip(info.axes, info.boundaries, strict=True) if boundary == "PERIODIC"]
+    lines = [
+        f"{counts} trajectories of {store.num_frames('train')} frames, {info.frame_seconds:g} s apart",
+        f"fields {', '.join(info.fields)} on a grid {' x '.join(map(str, info.grid))} of size {sides}, "
+        f"periodic along {' and '.join(wraps) or 'no axis'}",
+    ]
+    if len(info.fields) > 1 and not all(VELOCITY.fullmatch(field) for field in info.fields):
+        lines.append(
+            "several fields are scored as components of a velocity: what the report calls energy is half the sum of "
+            "their mean squares"
+        )
+    remark = few_trajectories(store.count("test"))
+    return [*lines, remark] if remark else lines
+
+
 def _places(name: str, workspace: Workspace) -> tuple[Path, Path]:
     """Where a data set and its recipe go; neither may be there."""
     folder, path = workspace.dataset(name), workspace.root / f"{name}.json"
@@ -125,7 +150,9 @@ def _recipe(info: DatasetInfo, *, frames: int) -> Recipe:
 
 def _read(source: Path, description: Description, shares: tuple[float, float]) -> dict[str, np.ndarray]:
     """The arrays (trajectories, frames, fields, *grid) of the splits, cut out of the file's one array or by name."""
-    if source.suffix not in (".npy", ".npz") or not source.is_file():
+    if not source.exists():
+        raise ValueError(f"a NumPy file .npy or .npz was expected at {source}, but there is none; check the path")
+    if source.suffix not in (".npy", ".npz"):
         raise ValueError(f"a NumPy file .npy or .npz was expected, got {source}; save the trajectories with numpy.save")
     if source.suffix == ".npy":
         try:

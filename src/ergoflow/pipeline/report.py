@@ -10,6 +10,7 @@ from rich.console import Console
 from ergoflow.data.files import read_json, read_npz
 from ergoflow.pipeline.cells import list_cells, read_cell
 from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.runs import SUMMARY_FILE
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.report.html import names_drawn, render
 from ergoflow.report.runs import RunView
@@ -40,6 +41,7 @@ def _view(folder: Path) -> RunView:
     curves = read_npz(folder / "curves.npz", remedy=again)
     log = folder / "log.jsonl"
     lines = log.read_text().splitlines() if log.exists() else []
+    training = folder / SUMMARY_FILE
     return RunView(
         name=scores["name"],
         seed=scores["seed"],
@@ -47,4 +49,5 @@ def _view(folder: Path) -> RunView:
         scores=scores,
         curves=curves,
         log=[json.loads(line) for line in lines],
+        training=read_json(training, remedy=again) if training.exists() else {},
     )

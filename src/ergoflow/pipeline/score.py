@@ -28,6 +28,7 @@ from ergoflow.metrics import (
     survival_summary,
     verdict,
 )
+from ergoflow.metrics.resampling import few_trajectories
 from ergoflow.pipeline.curves import write_curves
 from ergoflow.pipeline.exponents import Exponents, measure_exponents, require_exponents
 from ergoflow.pipeline.predict import FACTS_FILE, ROLLOUT_FILE
@@ -83,9 +84,11 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
         "stride": recipe.task.stride,
         "step_seconds": recipe.step_seconds,
         "axes": list(store.info.axes),
+        "fields": list(store.info.fields),
         "rollout_steps": model.energy.shape[1] - 1,
         "num_trajectories": model.num_trajectories,
         "parameters": _parameters(folder, recipe),
+        "remark": few_trajectories(model.num_trajectories),
         "metrics": metrics,
         "survival": _survival(model, reference),
         "hardware": hardware(device),

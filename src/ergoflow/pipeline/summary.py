@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ergoflow.report.runs import share_in_range
 
-LINES = {"spectrum, energy": ("me_ape", "me_lrw", "tke_error"), "mixing, law": ("delta_lambda", "pca_kl", "pdf_w1")}
+LINES = {"spectrum, energy": ("me_ape", "me_lrw", "tke_error"), "mixing, density": ("delta_lambda", "pca_kl", "pdf_w1")}
 
 
 def read_scores(folder: Path) -> dict[str, Any]:
@@ -45,6 +45,7 @@ def _lines(scores: dict[str, Any]) -> list[str]:
         f"  {'relative L2':<17}" + ", ".join(errors),
         f"  {'survival':<17}{survival['fraction']:.0%} of the roll-outs finish {survival['steps']} steps{left}",
         *statistics,
+        *([f"  {'note':<17}{scores['remark']}"] if scores.get("remark") else []),
     ]
 
 

@@ -162,9 +162,11 @@ def _heading(groups: Sequence[RunGroup], table: Table) -> str:
     )
     words = "; ".join(f"{count} test trajectories, {steps:,} steps" for count, steps in tests)
     warning = "" if len(tests) == 1 else " Runs were scored on different tests: compare them with care."
+    remarks = dict.fromkeys(run.scores.get("remark", "") for group in groups for run in group.runs)
+    note = "".join(f'<p class="caveat">{escape(remark)}.</p>' for remark in remarks if remark)
     return (
         f"<h2>{escape(table.dataset)} <span>{in_digits(table.step_seconds)} s per step</span></h2>"
-        f'<p class="meta">{words}.{warning}</p>'
+        f'<p class="meta">{words}.{warning}</p>{note}'
     )
 
 
