@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -79,6 +80,14 @@ def test_all_models_stand_in_one_report(space: Workspace, tmp_path: Path) -> Non
     page = reproduce(recipes, space, seeds=[0], results=results, device=CPU, console=Console(quiet=True)).read_text()
     assert len(list_cells(results)) == len(recipes)
     assert all(recipe.name in page for recipe in recipes)
+
+
+@pytest.mark.parametrize(("model", "moves"), [("persistence", True), ("climatology", False), ("zero", False)])
+def test_a_forecast_that_does_not_change_has_no_correlation_in_time(space: Workspace, model: str, moves: bool) -> None:
+    folder = run_one(tiny(model), space, seed=0, device=CPU, console=Console(quiet=True))
+    with np.load(folder / "curves.npz") as curves:
+        assert ("autocorrelation/model" in curves) == moves
+        assert {"autocorrelation/truth", "spectrum/model"} <= set(curves)
 
 
 def test_a_guarded_model_contracts_far_from_the_data_and_is_itself_on_them(space: Workspace) -> None:

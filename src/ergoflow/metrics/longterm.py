@@ -25,6 +25,7 @@ from ergoflow.metrics.result import (
     histogram,
     mean_spectrum,
     point_moments,
+    stands_still,
     tke_map,
 )
 from ergoflow.metrics.spectrum import default_shells, log_ratio
@@ -32,8 +33,6 @@ from ergoflow.metrics.stability import share_in_range
 
 # Up to 200 samples a side the kernel sums are done as written, beyond on a grid (see density).
 EXACT_PAIRS = 40_000
-# A correlation C(0) below this share of the truth's is round-off: the model stands still and has no rate.
-STILL = 1e-12
 
 
 def long_term_metrics(
@@ -155,7 +154,7 @@ def _temporal(model: StatisticsResult, wm: np.ndarray, truth: StatisticsResult, 
         "energy_drift": _drift(model.energy, wm, truth.energy[:, truth.skip :], wt),
         "enstrophy_drift": _drift(model.enstrophy, wm, truth.enstrophy[:, truth.skip :], wt),
     }
-    if not pred[0] > STILL * true[0]:
+    if stands_still(pred, true):
         return values | dict.fromkeys(("delta_lambda", "integral_time_error", "acf_max_error"), math.inf)
     return values | {
         "delta_lambda": abs(fit_mixing_rate(pred) - fit_mixing_rate(true)),

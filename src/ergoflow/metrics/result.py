@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+# A correlation C(0) below this share of the truth's is round-off: the model stands still and has no rate.
+STILL = 1e-12
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatisticsResult:
@@ -120,6 +123,11 @@ def correlation(result: StatisticsResult, weights: np.ndarray) -> np.ndarray:
     mean_square = weights @ result.sum_gram @ weights / (total * frames) ** 2
     products = weights @ result.lag_products - mean_dot[0] - mean_dot + total * origins * mean_square
     return np.asarray(products / (total * origins * result.points))
+
+
+def stands_still(pred: np.ndarray, true: np.ndarray) -> bool:
+    """Return whether the variance C(0) of a forecast is round-off beside the truth's: it has no correlation in time."""
+    return not pred[0] > STILL * true[0]
 
 
 def histogram(result: StatisticsResult, weights: np.ndarray) -> np.ndarray:

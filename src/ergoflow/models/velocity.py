@@ -46,7 +46,9 @@ def scaled_velocity(vorticity: Tensor) -> Tensor:
 def velocity_table(grid: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return VELOCITY_GAIN·(i ky, −i kx)/|k|², by which a spectrum is multiplied, (2, X, Y//2 + 1)."""
     length = [TWO_PI * size / max(grid) for size in grid]
-    return (VELOCITY_GAIN * inverse_curl(grid, length, device=device)).to(dtype.to_complex())
+    gain = VELOCITY_GAIN * inverse_curl(grid, length, device=device)
+    # dtype.to_complex() says the same, but torch.compile cannot trace it.
+    return gain.to(torch.promote_types(dtype, torch.complex32))
 
 
 @lru_cache

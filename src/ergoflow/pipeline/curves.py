@@ -14,7 +14,7 @@ from ergoflow.data.store import TrajectoryStore
 from ergoflow.metrics import StatisticsResult, dns_profiles, wall_profiles
 from ergoflow.metrics.dns import REYNOLDS_TAU
 from ergoflow.metrics.resampling import COVERAGE
-from ergoflow.metrics.result import correlation, histogram, mean_spectrum, tke_map
+from ergoflow.metrics.result import correlation, histogram, mean_spectrum, stands_still, tke_map
 from ergoflow.models.a3m import A3M
 from ergoflow.models.operator import LatentOperator
 from ergoflow.pipeline.exponents import Exponents
@@ -75,7 +75,10 @@ def _error_curves(errors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _statistics_curves(model: StatisticsResult, truth: StatisticsResult) -> dict[str, np.ndarray]:
-    """Spectra, correlations, TKE maps and densities; those of a roll-out set that failed in part are left out."""
+    """Spectra, correlations, TKE maps and densities; those of a roll-out set that failed in part are left out.
+
+    So is the correlation of a forecast that stands still.
+    """
     arrays: dict[str, np.ndarray] = {
         "spectrum/shells": np.arange(truth.spectrum_sum.shape[1]),
         "autocorrelation/lags": np.arange(truth.max_lag + 1),
@@ -91,12 +94,18 @@ def _statistics_curves(model: StatisticsResult, truth: StatisticsResult) -> dict
         "tke": tke_map,
     }
     sides = {"truth": truth} if (model.failed_at >= 0).any() else {"truth": truth, "model": model}
+    moving = {side: result for side, result in sides.items() if not _stands_still(result, truth)}
     for name, function in quantities.items():
-        arrays |= {f"{name}/{side}": function(result, result.survivors()) for side, result in sides.items()}
+        found = moving if name == "autocorrelation" else sides
+        arrays |= {f"{name}/{side}": function(result, result.survivors()) for side, result in found.items()}
     for name in ("spectrum", "autocorrelation"):
         low, high = _half_band(truth, quantities[name])
         arrays |= {f"{name}_low/truth": low, f"{name}_high/truth": high}
     return arrays | _densities(sides, truth.edges[0])
+
+
+def _stands_still(result: StatisticsResult, truth: StatisticsResult) -> bool:
+    return stands_still(correlation(result, result.survivors()), correlation(truth, truth.survivors()))
 
 
 def _densities(sides: Mapping[str, StatisticsResult], edges: np.ndarray) -> dict[str, np.ndarray]:
