@@ -177,7 +177,7 @@ def test_no_cell_is_begun_that_would_end_after_the_time_given(tmp_path: Path, mo
 
     monkeypatch.setattr(matrix, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(matrix, "run_one", run_one)
-    monkeypatch.setattr(matrix, "provide", lambda *_, **__: None)
+    monkeypatch.setattr(matrix, "provide_once", lambda *_, **__: None)
     monkeypatch.setattr(matrix, "write_cell", lambda *_: None)
 
     def run(minutes: float) -> str:

@@ -94,6 +94,27 @@ def remove_leftovers(folder: str | Path) -> list[Path]:
     return removed
 
 
+@contextlib.contextmanager
+def sole_holder(path: str | Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of a file or folder that exists, inside the block; yield whether it is held.
+
+    Somebody else's lock is waited for, or yields False at once. The kernel drops the lock of a process that dies. A
+    file system without locks yields True to everybody.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            held = True
+        except BlockingIOError:
+            held = False
+        except OSError:
+            held = True
+        yield held
+    finally:
+        os.close(descriptor)
+
+
 def _open_locked(path: Path) -> tuple[Path, int]:
     """Create a temporary file beside `path`, locked; return its path and its descriptor.
 

@@ -18,8 +18,7 @@ from rich.console import Console
 from ergoflow.config import EvaluationConfig, KolmogorovDatasetConfig, Recipe, load_recipe
 from ergoflow.pipeline.cells import cell_path, is_done, write_cell
 from ergoflow.pipeline.pretrained import install, pretrained_models
-from ergoflow.pipeline.simulate import provide
-from ergoflow.pipeline.stages import run_one
+from ergoflow.pipeline.stages import provide_once, run_one
 from ergoflow.pipeline.workspace import Workspace
 
 # In tf32: on a GPU in half the time, and a rounding far below what training leaves.
@@ -56,7 +55,7 @@ def measure_long(results: Path, workspace: Workspace, *, device: torch.device, c
     for name in long_to_do(results):
         source = long_models()[name]
         recipe = long_recipe(source)
-        provide(recipe.dataset, workspace, device=device, console=console)
+        provide_once(recipe.dataset, workspace, device=device, console=console)
         install(source, workspace, seed=_seed(source), recipe=recipe)
         folder = run_one(recipe, workspace, seed=_seed(source), device=device, console=console)
         write_cell(folder, long_folder(results), recipe)

@@ -4,13 +4,18 @@ A cell that is in the results folder is done; a run that was interrupted goes on
 made of the cells, with the frames of those that were run here. Besides cells there are parts: the cost of every model
 on this hardware, Lorenz-63, the shipped models over ten thousand steps, and the figures, which come last because they
 are drawn from the results.
+
+The same command may run several times below one root, once for each GPU or twice on one: each process makes cells
+that no other is making (`ergoflow.pipeline.sharing`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +36,8 @@ from ergoflow.pipeline.lorenz import lorenz_path, measure_lorenz
 from ergoflow.pipeline.pictures import EXPECTED_SECONDS_EACH, draw_figures, figures_to_draw
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.runs import is_trained
-from ergoflow.pipeline.simulate import provide
-from ergoflow.pipeline.stages import is_rolled_out, is_scored, run_one
+from ergoflow.pipeline.sharing import alone, claim, turn
+from ergoflow.pipeline.stages import is_rolled_out, is_scored, provide_once, run_one
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.plan import SECONDS_PER_MINUTE
 from ergoflow.training.trainer import TrainingDiverged
@@ -90,27 +95,45 @@ def reproduce(
     No cell is begun that would end more than `within` minutes from now. Without any cell there is no page, and the
     results folder is returned.
     """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        raise ValueError(
+            f"reproduce makes each cell in one process, got {processes} of torchrun; start it once for each GPU, "
+            "with CUDA_VISIBLE_DEVICES=0, =1, ..: they share the cells"
+        )
     deadline = math.inf if within is None else time.monotonic() + within * SECONDS_PER_MINUTE
-    results.mkdir(parents=True, exist_ok=True)
-    if "cost" in parts:
-        measure_cost(results, device=device, console=console)
-    if "lorenz" in parts:
-        measure_lorenz(results, console=console)
-    if "long" in parts:
-        measure_long(results, workspace, device=device, console=console)
+    with claim(results) as mine:
+        if mine:
+            _measure_parts(parts, workspace, results, device=device, console=console)
+        elif parts:
+            console.print(f"another process measures or draws in {results}: {', '.join(parts)} are left to it")
     failed = _run_cells(
         recipes, workspace, seeds=seeds, results=results, device=device, console=console, deadline=deadline
     )
-    if "figures" in parts:
-        draw_figures(gather(results), results, console=console)
-    shown = bool(list_cells(results) or workspace.scored_runs())
-    page = report(workspace, title="ergoflow report", console=console, results=results) if shown else results
+    # Whoever comes last draws all there is.
+    with alone(results, console, waiting=f"another process measures or draws in {results}"):
+        if "figures" in parts:
+            draw_figures(gather(results), results, console=console)
+        shown = bool(list_cells(results) or workspace.scored_runs())
+        page = report(workspace, title="ergoflow report", console=console, results=results) if shown else results
     if failed:
         raise ValueError(
             f"every cell was expected to end, but {', '.join(failed)} did not; "
             f"the other cells are in {results} and in {page}; see the advice above"
         )
     return page
+
+
+def _measure_parts(
+    parts: Sequence[str], workspace: Workspace, results: Path, *, device: torch.device, console: Console
+) -> None:
+    if "cost" in parts:
+        with turn(workspace, device, console):
+            measure_cost(results, device=device, console=console)
+    if "lorenz" in parts:
+        measure_lorenz(results, console=console)
+    if "long" in parts:
+        measure_long(results, workspace, device=device, console=console)
 
 
 def _run_cells(
@@ -124,30 +147,39 @@ def _run_cells(
     deadline: float,
 ) -> list[str]:
     """Make the cells that are missing and end before the deadline; return those that diverged or had no memory."""
-    failed, postponed = [], []
+    failed, postponed, elsewhere = [], [], []
     extra = EXPECTED_EXTRA_SECONDS
-    for recipe in recipes:
+    for recipe, seed in itertools.product(recipes, seeds):
         training = (recipe.training.max_minutes or 0.0) * SECONDS_PER_MINUTE
-        for seed in seeds:
-            if is_done(cell_path(results, recipe.name, seed), recipe):
+        cell, label = cell_path(results, recipe.name, seed), f"{recipe.name} seed {seed}"
+        if is_done(cell, recipe):
+            continue
+        if time.monotonic() + training + extra > deadline:
+            postponed.append(label)
+            continue
+        with claim(workspace.run(recipe.name, seed)) as mine:
+            if not mine:
+                elsewhere.append(label)
                 continue
-            if time.monotonic() + training + extra > deadline:
-                postponed.append(f"{recipe.name} seed {seed}")
+            # Another process may have made it since.
+            if is_done(cell, recipe):
                 continue
-            provide(recipe.dataset, workspace, device=device, console=console)
+            provide_once(recipe.dataset, workspace, device=device, console=console)
             begun = time.monotonic()
             try:
                 folder = run_one(recipe, workspace, seed=seed, device=device, console=console)
             except (TrainingDiverged, torch.OutOfMemoryError) as error:
                 # The other cells do not depend on this one.
                 console.print(f"[red]{recipe.name}, seed {seed}: {error}[/red]")
-                failed.append(f"{recipe.name} seed {seed}")
+                failed.append(label)
                 continue
             write_cell(folder, results, recipe)
             # The next one takes as long as this one did.
             extra = max(0.0, time.monotonic() - begun - training)
     if postponed:
         console.print(f"no time left for {', '.join(postponed)}: the same command goes on with them")
+    if elsewhere:
+        console.print(f"another process is making {', '.join(elsewhere)}")
     return failed
 
 

@@ -2,45 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from ergoflow.config import Recipe, to_dict
+from ergoflow.config import DatasetConfig, Recipe, to_dict
 from ergoflow.data.files import read_json
 from ergoflow.pipeline.predict import FACTS_FILE, predict
 from ergoflow.pipeline.runs import is_of_these_weights, is_trained, require_same_run
 from ergoflow.pipeline.score import score
+from ergoflow.pipeline.sharing import alone, turn
+from ergoflow.pipeline.simulate import provide
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.trainer import TrainingInterrupted
 
 
+def provide_once(dataset: DatasetConfig, workspace: Workspace, *, device: torch.device, console: Console) -> None:
+    """Make a data set if it is missing: one process of all below the root does, while nothing trains on its device."""
+    folder = workspace.dataset(dataset.name)
+    with ExitStack() as block:
+        if not (folder / "stats.yaml").exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            block.enter_context(alone(folder.parent, console, waiting="another process is simulating"))
+            block.enter_context(turn(workspace, device, console))
+        provide(dataset, workspace, device=device, console=console)
+
+
 def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> Path:
-    """Train, predict and score one seed of a recipe, whatever of it is missing; return the run folder."""
+    """Train, predict and score one seed of a recipe, whatever of it is missing; return the run folder.
+
+    It has its turn on the device from the first update to the end of the roll-out: data are read in, and scores made,
+    while another process trains.
+    """
     folder = workspace.run(recipe.name, seed)
     if (folder / "recipe.json").exists():
         require_same_run(folder, recipe)
-    if is_trained(folder):
-        require_same_run(folder, recipe, parts=("objective", "training"))
-    else:
-        _train(recipe, workspace, seed=seed, device=device, console=console)
-    if not is_rolled_out(folder, recipe):
-        predict(recipe, workspace, seed=seed, device=device, console=console)
+    with ExitStack() as block:
+        take_turn = cache(partial(block.enter_context, turn(workspace, device, console)))
+        if is_trained(folder):
+            require_same_run(folder, recipe, parts=("objective", "training"))
+        else:
+            _train(recipe, workspace, seed=seed, device=device, console=console, on_data=take_turn)
+        if not is_rolled_out(folder, recipe):
+            take_turn()
+            predict(recipe, workspace, seed=seed, device=device, console=console)
     if not is_scored(folder):
         score(recipe, workspace, seed=seed, device=device, console=console)
     return folder
 
 
-def _train(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> None:
+def _train(
+    recipe: Recipe,
+    workspace: Workspace,
+    *,
+    seed: int,
+    device: torch.device,
+    console: Console,
+    on_data: Callable[[], object],
+) -> None:
     """Train, or resume the last checkpoint.
 
     An interruption says to repeat the same command, because every caller resumes.
     """
     folder = workspace.run(recipe.name, seed)
+    resume = (folder / "recipe.json").exists()
     try:
-        train(recipe, workspace, seed=seed, device=device, console=console, resume=(folder / "recipe.json").exists())
+        train(recipe, workspace, seed=seed, device=device, console=console, resume=resume, on_data=on_data)
     except TrainingInterrupted as error:
         raise TrainingInterrupted(
             f"the training of {recipe.name}, seed {seed}, was stopped; its checkpoint is in {folder}; "

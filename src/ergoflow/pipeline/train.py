@@ -67,8 +67,9 @@ def train(
     console: Console,
     resume: bool = False,
     overwrite: bool = False,
+    on_data: Callable[[], object] | None = None,
 ) -> Path:
-    """Train and return the run folder."""
+    """Train and return the run folder; `on_data`, if given, is called between reading data in and the first update."""
     store = open_store(recipe, workspace)
     folder = workspace.run(recipe.name, seed)
     with launch_context(device) as context:
@@ -94,6 +95,8 @@ def train(
         if context.is_main and not (folder / STATE_FILE).exists():
             begin()
         if needs is not None:
+            if on_data is not None:
+                on_data()
             result = _fit(
                 recipe, step, needs, folder, seed=seed, context=context, console=console, resume=resume, begin=begin
             )

@@ -1,0 +1,179 @@
+"""Several processes below one root: what one makes, no other makes, and nobody trains beside another."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from ergoflow.config import override, to_dict
+from ergoflow.pipeline import stages
+from ergoflow.pipeline.cells import list_cells
+from ergoflow.pipeline.reproduce import reproduce
+from ergoflow.pipeline.sharing import alone, claim, turn
+from ergoflow.pipeline.workspace import Workspace
+from ergoflow.recipes import find_recipe
+
+CPU = torch.device("cpu")
+QUIET = Console(quiet=True)
+PATIENCE = 30.0
+TINY = [
+    "dataset.flow.grid=[16, 16]",
+    "dataset.flow.viscosity=0.02",
+    "dataset.flow.dt=0.05",
+    "dataset.spin_up_seconds=5",
+    "dataset.frames=32",
+    "dataset.train=4",
+    "dataset.valid=2",
+    "dataset.test=4",
+    "model.dim=8",
+    "model.latent=8",
+    "model.depth=1",
+    "training.max_steps=20",
+    "training.tensorboard=false",
+    "evaluation.steps=130",
+    "evaluation.resamples=20",
+]
+
+
+def test_a_claim_is_one_holder_s_until_it_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a" / "seed0"
+    with claim(folder) as first:
+        with claim(folder) as second:
+            assert first
+            assert not second
+        with claim(folder.parent / "seed1") as other:
+            assert other
+        with claim(folder) as third:
+            assert not third
+    with claim(folder) as later:
+        assert later
+    assert list(folder.iterdir()) == []
+
+
+def test_the_claim_of_a_killed_process_lapses(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, sys, time\n"
+        "from ergoflow.pipeline.sharing import claim\n"
+        "with claim(pathlib.Path(sys.argv[1])) as mine:\n"
+        "    print(mine, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        with claim(tmp_path) as beside:
+            assert not beside
+        process.kill()
+        process.wait()
+        with claim(tmp_path) as after:
+            assert after
+
+
+def test_who_waits_says_so_and_goes_on_when_the_other_ends(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    entered = threading.Event()
+
+    def wait() -> None:
+        with alone(tmp_path, console, waiting="somebody draws"):
+            entered.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with alone(tmp_path, QUIET, waiting=""):
+            waiter = pool.submit(wait)
+            assert not entered.wait(0.3)
+        waiter.result(PATIENCE)
+    assert console.file.getvalue() == "waiting: somebody draws\n"  # type: ignore[attr-defined]
+
+
+def test_an_error_in_a_turn_is_an_error_and_ends_the_turn(tmp_path: Path) -> None:
+    space = Workspace(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), turn(space, CPU, QUIET):
+            raise ZeroDivisionError
+    with turn(Workspace(tmp_path / "other"), CPU, QUIET), turn(space, CPU, QUIET):
+        assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_one_trains_while_another_reads_or_scores_and_never_beside_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 0 trains until seed 1 has read its data, and scores until seed 1 trains."""
+    space, recipe = Workspace(tmp_path), find_recipe("kf64-a3m")
+    done = {(what, seed): threading.Event() for what in ("read", "train", "predict", "score") for seed in (0, 1)}
+
+    def train(*_: object, seed: int, on_data, **__: object) -> None:  # type: ignore[no-untyped-def]
+        if seed == 1:
+            assert done["train", 0].wait(PATIENCE)
+        done["read", seed].set()
+        on_data()
+        done["train", seed].set()
+        if seed == 0:
+            assert done["read", 1].wait(PATIENCE)
+            assert not done["train", 1].wait(0.3)
+        else:
+            assert done["predict", 0].is_set()
+
+    def predict(*_: object, seed: int, **__: object) -> None:
+        done["predict", seed].set()
+        assert done["train", 1].is_set() == (seed == 1)
+
+    def score(*_: object, seed: int, **__: object) -> None:
+        if seed == 0:
+            assert done["train", 1].wait(PATIENCE)
+        done["score", seed].set()
+
+    for function in (train, predict, score):
+        monkeypatch.setattr(stages, function.__name__, function)
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(stages.run_one, recipe, space, seed=s, device=CPU, console=QUIET) for s in (0, 1)]
+        for run in runs:
+            run.result(PATIENCE)
+    assert all(event.is_set() for event in done.values())
+
+
+def test_two_processes_with_one_command_make_every_cell_once(tmp_path: Path) -> None:
+    """Both need the data set, which is not there yet; whoever ends last draws a page of all cells."""
+    recipe = dataclasses.replace(override(find_recipe("kf64-a3m"), TINY), name="kf64-tiny")
+    (tmp_path / "kf64-tiny.json").write_text(json.dumps(to_dict(recipe)))
+    command = [sys.executable, "-m", "ergoflow", "reproduce", "kf64-tiny.json", "--seeds", "0,1", "--device", "cpu"]
+    with (
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as first,
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as second,
+    ):
+        told = first.communicate()[0] + second.communicate()[0]
+        assert (first.returncode, second.returncode) == (0, 0)
+    timings = json.loads((tmp_path / "data" / "kf64" / "dataset.json").read_text())["timings"]
+    assert [entry["trajectories"] for entry in timings] == [10]
+    cells = list_cells(tmp_path / "results")
+    assert [path.name for path in cells] == ["seed0.json", "seed1.json"]
+    assert told.count("parameters, data on the device") == 2
+    runs = [tmp_path / "runs" / "kf64-tiny" / f"seed{seed}" for seed in range(2)]
+    turns = sorted(
+        (
+            (run / "training.json").stat().st_mtime - json.loads((run / "training.json").read_text())["seconds"],
+            (run / "rollout" / "rollout.json").stat().st_mtime,
+        )
+        for run in runs
+    )
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(turns))
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert all(f"kf64-tiny/seed{seed}" in page or f"seed {seed}" in page for seed in range(2))
+
+
+def test_torchrun_is_told_how_cells_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match=r"got 4 of torchrun; start it once for each GPU"):
+        reproduce(
+            [find_recipe("kf64-a3m")], Workspace(tmp_path), seeds=[0], results=tmp_path, device=CPU, console=QUIET
+        )
