@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import io
 import itertools
 import json
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import torch
 from rich.console import Console
 
 from ergoflow.config import override, to_dict
+from ergoflow.pipeline import reproduce as matrix
 from ergoflow.pipeline import stages
 from ergoflow.pipeline.cells import list_cells
 from ergoflow.pipeline.reproduce import reproduce
@@ -47,37 +51,48 @@ TINY = [
 
 
 def test_a_claim_is_one_holder_s_until_it_ends(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "a" / "seed0"
-    with claim(folder) as first:
-        with claim(folder) as second:
+    space = Workspace(tmp_path)
+    with claim(space, "kf64-a3m-seed0") as first:
+        with claim(space, "kf64-a3m-seed0") as second:
             assert first
             assert not second
-        with claim(folder.parent / "seed1") as other:
+        with claim(space, "kf64-a3m-seed1") as other:
             assert other
-        with claim(folder) as third:
+        with claim(space, "kf64-a3m-seed0") as third:
             assert not third
-    with claim(folder) as later:
+    with claim(space, "kf64-a3m-seed0") as later:
         assert later
-    assert list(folder.iterdir()) == []
+    with claim(Workspace(tmp_path / "other"), "kf64-a3m-seed0") as elsewhere:
+        assert elsewhere
 
 
 def test_the_claim_of_a_killed_process_lapses(tmp_path: Path) -> None:
     script = (
         "import pathlib, sys, time\n"
         "from ergoflow.pipeline.sharing import claim\n"
-        "with claim(pathlib.Path(sys.argv[1])) as mine:\n"
+        "from ergoflow.pipeline.workspace import Workspace\n"
+        "with claim(Workspace(pathlib.Path(sys.argv[1])), 'cell') as mine:\n"
         "    print(mine, flush=True)\n"
         "    time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "True\n"
-        with claim(tmp_path) as beside:
+        with claim(Workspace(tmp_path), "cell") as beside:
             assert not beside
         process.kill()
         process.wait()
-        with claim(tmp_path) as after:
+        with claim(Workspace(tmp_path), "cell") as after:
             assert after
+
+
+def test_one_process_goes_on_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with claim(Workspace(tmp_path), "cell") as mine, turn(Workspace(tmp_path), CPU, QUIET):
+        assert mine
 
 
 def test_who_waits_says_so_and_goes_on_when_the_other_ends(tmp_path: Path) -> None:
@@ -85,11 +100,11 @@ def test_who_waits_says_so_and_goes_on_when_the_other_ends(tmp_path: Path) -> No
     entered = threading.Event()
 
     def wait() -> None:
-        with alone(tmp_path, console, waiting="somebody draws"):
+        with alone(Workspace(tmp_path), "page", console, waiting="somebody draws"):
             entered.set()
 
     with ThreadPoolExecutor(1) as pool:
-        with alone(tmp_path, QUIET, waiting=""):
+        with alone(Workspace(tmp_path), "page", QUIET, waiting=""):
             waiter = pool.submit(wait)
             assert not entered.wait(0.3)
         waiter.result(PATIENCE)
@@ -102,7 +117,7 @@ def test_an_error_in_a_turn_is_an_error_and_ends_the_turn(tmp_path: Path) -> Non
         with pytest.raises(ZeroDivisionError), turn(space, CPU, QUIET):
             raise ZeroDivisionError
     with turn(Workspace(tmp_path / "other"), CPU, QUIET), turn(space, CPU, QUIET):
-        assert len(list((tmp_path / "runs").iterdir())) == 1
+        assert len(list((tmp_path / "runs" / ".locks").iterdir())) == 1
 
 
 def test_one_trains_while_another_reads_or_scores_and_never_beside_another(
@@ -140,6 +155,34 @@ def test_one_trains_while_another_reads_or_scores_and_never_beside_another(
         for run in runs:
             run.result(PATIENCE)
     assert all(event.is_set() for event in done.values())
+
+
+def test_a_cell_whose_turn_comes_too_late_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute is kept for what comes besides training: of 61 seconds one is left to wait."""
+    trained, console = [], Console(file=io.StringIO(), width=200)
+    space, recipe = Workspace(tmp_path), dataclasses.replace(find_recipe("kf64-a3m"), name="kf64-late")
+    recipe = override(recipe, ["training.max_minutes=none"])
+
+    def train(*_: object, on_data, **__: object) -> None:  # type: ignore[no-untyped-def]
+        on_data()
+        trained.append(recipe.name)
+
+    monkeypatch.setattr(stages, "train", train)
+    for place, name in ((stages, "predict"), (stages, "score"), (matrix, "provide_once"), (matrix, "write_cell")):
+        monkeypatch.setattr(place, name, lambda *_, **__: None)
+
+    def run() -> None:
+        reproduce([recipe], space, seeds=[0], results=tmp_path, device=CPU, console=console, within=61 / 60)
+
+    with ThreadPoolExecutor(1) as pool:
+        with turn(space, CPU, QUIET):
+            runner = pool.submit(run)
+            time.sleep(1.5)
+        runner.result(PATIENCE)
+    assert "no time left for kf64-late seed 0" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert trained == []
+    run()
+    assert trained == ["kf64-late"]
 
 
 def test_two_processes_with_one_command_make_every_cell_once(tmp_path: Path) -> None:

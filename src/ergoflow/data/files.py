@@ -96,12 +96,13 @@ def remove_leftovers(folder: str | Path) -> list[Path]:
 
 @contextlib.contextmanager
 def sole_holder(path: str | Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock of a file or folder that exists, inside the block; yield whether it is held.
+    """Hold the lock of a file, made if need be, inside the block; yield whether it is held.
 
     Somebody else's lock is waited for, or yields False at once. The kernel drops the lock of a process that dies. A
     file system without locks yields True to everybody.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    # To be written to, as network file systems want it of a lock that only one may hold.
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -45,6 +45,8 @@ from ergoflow.training.trainer import TrainingDiverged
 CPU = torch.device("cpu")
 # Epochs are stretched by this factor where time or samples end a run, so that they do not end it first.
 NEVER_FIRST = 1000
+# What processes claim to measure parts and to draw.
+RESULTS = "results"
 # What loading, rolling out and scoring take besides training, until a cell has shown it.
 EXPECTED_EXTRA_SECONDS = 60.0
 
@@ -102,16 +104,17 @@ def reproduce(
             "with CUDA_VISIBLE_DEVICES=0, =1, ..: they share the cells"
         )
     deadline = math.inf if within is None else time.monotonic() + within * SECONDS_PER_MINUTE
-    with claim(results) as mine:
+    results.mkdir(parents=True, exist_ok=True)
+    with claim(workspace, RESULTS) as mine:
         if mine:
             _measure_parts(parts, workspace, results, device=device, console=console)
         elif parts:
-            console.print(f"another process measures or draws in {results}: {', '.join(parts)} are left to it")
+            console.print(f"another process measures or draws: {', '.join(parts)} are left to it")
     failed = _run_cells(
         recipes, workspace, seeds=seeds, results=results, device=device, console=console, deadline=deadline
     )
     # Whoever comes last draws all there is.
-    with alone(results, console, waiting=f"another process measures or draws in {results}"):
+    with alone(workspace, RESULTS, console, waiting="another process measures or draws"):
         if "figures" in parts:
             draw_figures(gather(results), results, console=console)
         shown = bool(list_cells(results) or workspace.scored_runs())
@@ -157,17 +160,20 @@ def _run_cells(
         if time.monotonic() + training + extra > deadline:
             postponed.append(label)
             continue
-        with claim(workspace.run(recipe.name, seed)) as mine:
+        with claim(workspace, f"{recipe.name}-seed{seed}") as mine:
             if not mine:
                 elsewhere.append(label)
                 continue
             # Another process may have made it since.
             if is_done(cell, recipe):
                 continue
-            provide_once(recipe.dataset, workspace, device=device, console=console)
-            begun = time.monotonic()
             try:
-                folder = run_one(recipe, workspace, seed=seed, device=device, console=console)
+                folder, seconds = _run_in_time(
+                    recipe, workspace, seed=seed, device=device, console=console, latest=deadline - training - extra
+                )
+            except _TooLate:
+                postponed.append(label)
+                continue
             except (TrainingDiverged, torch.OutOfMemoryError) as error:
                 # The other cells do not depend on this one.
                 console.print(f"[red]{recipe.name}, seed {seed}: {error}[/red]")
@@ -175,12 +181,33 @@ def _run_cells(
                 continue
             write_cell(folder, results, recipe)
             # The next one takes as long as this one did.
-            extra = max(0.0, time.monotonic() - begun - training)
+            extra = max(0.0, seconds - training)
     if postponed:
         console.print(f"no time left for {', '.join(postponed)}: the same command goes on with them")
     if elsewhere:
         console.print(f"another process is making {', '.join(elsewhere)}")
     return failed
+
+
+class _TooLate(Exception):  # noqa: N818
+    """The turn on the device came too late for a cell to end in time."""
+
+
+def _run_in_time(
+    recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console, latest: float
+) -> tuple[Path, float]:
+    """The folder of a finished run, and its seconds from its turn to its scores; _TooLate if that is after `latest`."""
+    provide_once(recipe.dataset, workspace, device=device, console=console)
+    begun = time.monotonic()
+
+    def on_turn() -> None:
+        nonlocal begun
+        begun = time.monotonic()
+        if begun > latest:
+            raise _TooLate
+
+    folder = run_one(recipe, workspace, seed=seed, device=device, console=console, on_turn=on_turn)
+    return folder, time.monotonic() - begun
 
 
 def print_plan(

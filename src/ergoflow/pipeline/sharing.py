@@ -1,7 +1,7 @@
 """Several `ergoflow reproduce` below one root: each cell is made by one of them, and a device trains one at a time.
 
-Locks are the kernel's and go with their process, so one that was killed holds nobody up. What stays is an empty file
-for each device.
+What is shared has an empty file in ROOT/runs/.locks. Its lock is the kernel's and goes with the process that holds it,
+so one that was killed holds nobody up.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from ergoflow.data.files import sole_holder
 from ergoflow.pipeline.workspace import Workspace
 
 
-def claim(folder: Path) -> AbstractContextManager[bool]:
-    """Make a folder this process's own inside the block, unless it is another's; yields whether it is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return sole_holder(folder, wait=False)
+def claim(workspace: Workspace, what: str) -> AbstractContextManager[bool]:
+    """Make something this process's own inside the block, unless it is another's; yields whether it is."""
+    return sole_holder(_lock_file(workspace, what), wait=False)
 
 
 @contextmanager
-def alone(path: Path, console: Console, *, waiting: str) -> Iterator[None]:
-    """Make a file or folder this process's own inside the block; `waiting` is printed if it is another's until then."""
-    with sole_holder(path, wait=False) as mine:
+def alone(workspace: Workspace, what: str, console: Console, *, waiting: str) -> Iterator[None]:
+    """Make something this process's own inside the block; `waiting` is printed if it is another's until then."""
+    file = _lock_file(workspace, what)
+    with sole_holder(file, wait=False) as mine:
         if mine:
             yield
             return
     console.print(f"waiting: {waiting}", highlight=False)
-    with sole_holder(path, wait=True):
+    with sole_holder(file, wait=True):
         yield
 
 
-@contextmanager
-def turn(workspace: Workspace, device: torch.device, console: Console) -> Iterator[None]:
+def turn(workspace: Workspace, device: torch.device, console: Console) -> AbstractContextManager[None]:
     """Have a turn on the device inside the block, after all other processes below the root that have one."""
-    file = workspace.root / "runs" / f"{_device_name(device)}.turn"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.touch()
-    with alone(file, console, waiting=f"another process has its turn on {device}"):
-        yield
+    return alone(workspace, _device_name(device), console, waiting=f"another process has its turn on {device}")
+
+
+def _lock_file(workspace: Workspace, what: str) -> Path:
+    folder = workspace.root / "runs" / ".locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / what
 
 
 def _device_name(device: torch.device) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -27,23 +27,36 @@ def provide_once(dataset: DatasetConfig, workspace: Workspace, *, device: torch.
     folder = workspace.dataset(dataset.name)
     with ExitStack() as block:
         if not (folder / "stats.yaml").exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            block.enter_context(alone(folder.parent, console, waiting="another process is simulating"))
+            block.enter_context(alone(workspace, "data", console, waiting="another process is simulating"))
             block.enter_context(turn(workspace, device, console))
         provide(dataset, workspace, device=device, console=console)
 
 
-def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console) -> Path:
+def run_one(
+    recipe: Recipe,
+    workspace: Workspace,
+    *,
+    seed: int,
+    device: torch.device,
+    console: Console,
+    on_turn: Callable[[], object] | None = None,
+) -> Path:
     """Train, predict and score one seed of a recipe, whatever of it is missing; return the run folder.
 
     It has its turn on the device from the first update to the end of the roll-out: data are read in, and scores made,
-    while another process trains.
+    while another process trains. `on_turn`, if given, is called where it begins.
     """
     folder = workspace.run(recipe.name, seed)
     if (folder / "recipe.json").exists():
         require_same_run(folder, recipe)
     with ExitStack() as block:
-        take_turn = cache(partial(block.enter_context, turn(workspace, device, console)))
+
+        @cache
+        def take_turn() -> None:
+            block.enter_context(turn(workspace, device, console))
+            if on_turn is not None:
+                on_turn()
+
         if is_trained(folder):
             require_same_run(folder, recipe, parts=("objective", "training"))
         else:
