@@ -86,6 +86,25 @@ def test_the_claim_of_a_killed_process_lapses(tmp_path: Path) -> None:
             assert after
 
 
+def test_a_process_forked_meanwhile_does_not_prolong_a_claim(tmp_path: Path) -> None:
+    """Readers of data are forked while a cell is made, and may outlive it."""
+    script = (
+        "import os, pathlib, sys, time\n"
+        "from ergoflow.pipeline.sharing import claim\n"
+        "from ergoflow.pipeline.workspace import Workspace\n"
+        "space = Workspace(pathlib.Path(sys.argv[1]))\n"
+        "with claim(space, 'cell'):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        time.sleep(600)\n"
+        "with claim(space, 'cell') as again:\n"
+        "    os.kill(child, 9)\n"
+        "    print(again)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE).stdout == "True\n"
+
+
 def test_one_process_goes_on_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -107,12 +107,13 @@ def sole_holder(path: str | Path, *, wait: bool) -> Iterator[bool]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             held = True
-        except BlockingIOError:
-            held = False
-        except OSError:
-            held = True
+        except OSError as error:
+            held = not isinstance(error, BlockingIOError)
         yield held
     finally:
+        # Closing is not enough: processes forked meanwhile (readers of data) have the descriptor, too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

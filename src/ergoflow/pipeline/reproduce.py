@@ -109,7 +109,7 @@ def reproduce(
         if mine:
             _measure_parts(parts, workspace, results, device=device, console=console)
         elif parts:
-            console.print(f"another process measures or draws: {', '.join(parts)} are left to it")
+            console.print(f"left to another process: {', '.join(parts)}")
     failed = _run_cells(
         recipes, workspace, seeds=seeds, results=results, device=device, console=console, deadline=deadline
     )
@@ -185,7 +185,7 @@ def _run_cells(
     if postponed:
         console.print(f"no time left for {', '.join(postponed)}: the same command goes on with them")
     if elsewhere:
-        console.print(f"another process is making {', '.join(elsewhere)}")
+        console.print(f"left to another process: {', '.join(elsewhere)}")
     return failed
 
 
