@@ -47,7 +47,19 @@ def test_without_results_nothing_is_reproduced_and_nothing_is_invented() -> None
     # What is settled without results is so by arithmetic, mathematics or other people's data.
     assert sum(v.word in settled for v in verdicts) == 5
     assert "mathematics" in next(v for v in verdicts if v.word == "not reproduced").reason
-    assert f"{len(CLAIMS)} claims: 0 reproduced, 2 not reproduced, 3 not testable, " in claims_block(Evidence())
+    text = claims_block(Evidence())
+    assert "28 claims of the paper: 2 not reproduced, 3 not testable, 23 not run yet. " in text
+    assert "6 more, not in print: 6 not run yet." in text
+
+
+def test_what_the_paper_does_not_claim_is_met_or_not_and_counted_apart(make_run: MakeRun) -> None:
+    """A row of ours must never raise the count of what of the paper was reproduced."""
+    for skill, word in ((0.001, "met"), (0.9, "not met")):
+        text = claims_block(Evidence(groups=group_runs(main_runs(make_run, convnext=0.1, ergoformer=skill))))
+        (line,) = [line for line in text.splitlines() if "`ergoformer` is better than that U-Net" in line]
+        assert f"| **{word}** |" in line
+    reproduced = sum(line.count("**reproduced**") for line in text.splitlines())
+    assert f"28 claims of the paper: {reproduced} reproduced, " in text
 
 
 def test_a_claim_holds_where_every_column_is_lower(make_run: MakeRun) -> None:

@@ -105,6 +105,13 @@ def test_missing_rows_are_named_and_an_empty_table_says_how_to_make_it(make_run:
     assert "|" not in table_block(comparison("table1"), Evidence())
 
 
+def test_a_first_cell_of_the_printed_grid_does_not_hide_the_table_of_its_stand_in(make_run: MakeRun) -> None:
+    small = [make_run(f"tcf96-{row}", dataset="tcf96") for row in ("mno", "uno")]
+    large = [make_run(f"tcf192-{row}", dataset="tcf192") for row in ("mno", "uno")]
+    assert "Recipes `tcf96-<row>`" in block("table2", [*small, large[0]])
+    assert "Recipes `tcf192-<row>`" in block("table2", [*small, *large])
+
+
 def test_further_models_are_rows_and_other_tasks_are_not(make_run: MakeRun) -> None:
     runs = [
         *table_1(make_run),

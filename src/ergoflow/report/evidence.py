@@ -39,9 +39,10 @@ class Evidence:
         found = {g.name.removeprefix(f"{task}-"): g for g in self.groups if g.name.startswith(f"{task}-")}
         return {row: group for row, group in found.items() if not row.startswith(OTHER_TASKS)}
 
-    def first_task(self, tasks: Sequence[str]) -> str | None:
-        """The first of some tasks that has any run; None where none has."""
-        return next((task for task in tasks if self.rows(task)), None)
+    def fullest_task(self, tasks: Sequence[str]) -> str | None:
+        """The task with the most rows, of several with as many the first; None where none has any."""
+        fullest = max(tasks, key=lambda task: len(self.rows(task)))
+        return fullest if self.rows(fullest) else None
 
     def link(self, file: str, text: str = "") -> str:
         """A Markdown link to a file of the results."""

@@ -52,7 +52,7 @@ class Picture:
 
     def groups(self, evidence: Evidence) -> dict[str, RunGroup]:
         """The runs it shows by row, in its order."""
-        task = evidence.first_task(self.tasks)
+        task = evidence.fullest_task(self.tasks)
         found = {} if task is None else evidence.rows(task)
         return {row: found[row] for row in self.rows if row in found}
 

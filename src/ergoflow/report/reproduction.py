@@ -19,11 +19,16 @@ BASELINES = {"mno": "MNO", "uno": "UNO", "mwt": "MWT", "factformer": "FactFormer
 # Rows without a printed twin.
 UNPRINTED = dict.fromkeys(("a3m-common", "convnext", "ergoformer"), "")
 MAIN_ROWS = {**BASELINES, "a3m": "Ours", **UNPRINTED}
+SUBSAMPLED = "The grid is every second point of 256², unfiltered ([why it matters](decisions.md))."
+LAST_STEP = (
+    "One seed each, judged with the weights of the last step; for `a3m` that was a bad one ([lab log](lab_log.md)), so "
+    "verdicts on it are thin."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A printed table and the runs held against it: recipes `<task>-<row>`, the first task that has any run.
+    """A printed table and the runs held against it: recipes `<task>-<row>`, the task with the most rows.
 
     `rows` maps what follows the task in a recipe's name to the printed row, or to "" where none is printed; with
     `open_ended` every other recipe of the task is a row, too. Each row is run with all of `seeds`. `command` makes the
@@ -85,8 +90,8 @@ COMPARISONS = (
         rows={"a3m-base": "Base", "a3m-free": "+ A3M Att.", "a3m": "+ Unitary Op."}
         | dict.fromkeys(("a3m-exact", "convnext", "ergoformer"), ""),
         command="table3",
-        remark="Steps of 0.02 s. All variants of `a3m` start from the same weights; `exact` (an operator that is "
-        "orthogonal by construction), `convnext` and `ergoformer` are not in print.",
+        remark=f"Steps of 0.02 s. {SUBSAMPLED} All variants of `a3m` start from the same weights; `exact` (an operator "
+        f"that is orthogonal by construction), `convnext` and `ergoformer` are not in print. {LAST_STEP}",
     ),
     Comparison(
         name="table4",
@@ -101,7 +106,7 @@ COMPARISONS = (
             "a3m-sigma32": "σ = 32",
         },
         command="table4",
-        remark="Steps of 0.02 s; σ is in cycles per side of the domain.",
+        remark=f"Steps of 0.02 s; σ is in cycles per side of the domain. {SUBSAMPLED} {LAST_STEP}",
     ),
     Comparison(
         name="seeds",
@@ -110,7 +115,7 @@ COMPARISONS = (
         tasks=("kf128-coarse",),
         rows={"a3m": "+ Unitary Op."} | dict.fromkeys(("factformer", "convnext", "ergoformer"), ""),
         command="seeds --seeds 0,1,2",
-        remark="Mean over seeds; the interval is the hull of theirs. The printed row is that of Table 3.",
+        remark=f"Mean over seeds; the interval is the hull of theirs. The printed row is that of Table 3. {SUBSAMPLED}",
         open_ended=True,
         seeds=(0, 1, 2),
     ),
@@ -118,7 +123,7 @@ COMPARISONS = (
 #: Behind a number that looks good and is not.
 MARK = "†"
 REMARK = f"{MARK} Most of these roll-outs left the truth's range of energies: a statistic of another flow."
-BOLD = "Bold: at the floor; in columns without a floor, the lowest."
+BOLD = "Bold: at the floor; in columns without a floor, the lowest of the models."
 #: The columns of the README's table, and the comparison it is cut from.
 HEADLINE = ("table1", ("relative_l2@5", "relative_l2@25", "me_ape", "me_lrw", "pca_kl"))
 
@@ -130,7 +135,7 @@ def comparison(name: str) -> Comparison:
 
 def members(chosen: Comparison, evidence: Evidence) -> list[RunGroup]:
     """The groups that are rows of a comparison: those with a printed twin in its order, then the others."""
-    task = evidence.first_task(chosen.tasks)
+    task = evidence.fullest_task(chosen.tasks)
     found = {} if task is None else evidence.rows(task)
     known = [found[row] for row in chosen.rows if row in found]
     others = [group for row, group in found.items() if row not in chosen.rows]
@@ -139,7 +144,7 @@ def members(chosen: Comparison, evidence: Evidence) -> list[RunGroup]:
 
 def table_block(chosen: Comparison, evidence: Evidence) -> str:
     """One table with its files, or the command that would make it."""
-    groups, task = members(chosen, evidence), evidence.first_task(chosen.tasks)
+    groups, task = members(chosen, evidence), evidence.fullest_task(chosen.tasks)
     if not groups or task is None:
         return f"{chosen.remark}\n\nNot run yet: `ergoflow reproduce {chosen.command}` makes its cells."
     missing = _missing(chosen, task, groups)
@@ -164,7 +169,7 @@ def headline_block(evidence: Evidence) -> str:
     """The README's table: short- and long-term errors of every model on the main task, without the printed numbers."""
     name, keys = HEADLINE
     chosen = comparison(name)
-    groups, task = members(chosen, evidence), evidence.first_task(chosen.tasks)
+    groups, task = members(chosen, evidence), evidence.fullest_task(chosen.tasks)
     if not groups or task is None:
         return f"The comparison at full size has not been run yet (`ergoflow reproduce {chosen.command}`)."
     table = build_table(groups)
@@ -190,7 +195,8 @@ def _setting(chosen: Comparison, groups: Sequence[RunGroup]) -> str:
     return (
         f"{chosen.title.partition(': ')[2]}, steps of {scores['step_seconds']:g} s; each model after "
         f"{' or '.join(budgets)}, {scores['num_trajectories']} roll-outs of {scores['rollout_steps']} steps. Errors at "
-        "lead time τ and of long-term statistics, lower is better; *truth against truth* is the best that can be seen."
+        "lead time τ and of long-term statistics, lower is better; *truth against truth* is what halves of the truth "
+        "differ by: below it nothing can be told apart."
     )
 
 

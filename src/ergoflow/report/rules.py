@@ -203,7 +203,7 @@ def against_all(
 def _measured(evidence: Evidence, table: str, rows: Sequence[str]) -> tuple[dict[str, RunGroup], str]:
     """The groups of those rows that there are, and the names of the others."""
     tasks = comparison(table).tasks
-    task = evidence.first_task(tasks)
+    task = evidence.fullest_task(tasks)
     there = {} if task is None else evidence.rows(task)
     missing = ", ".join(row for row in rows if row not in there)
     return {row: there[row] for row in rows if row in there}, missing and f"{task or tasks[0]}: {missing}"

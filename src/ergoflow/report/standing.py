@@ -17,12 +17,13 @@ TASKS = {
     "tcf96": ("channel plane, 96²", "δ/u_τ"),
 }
 MODELS = ("ergoformer", "convnext", "factformer", "a3m")
+TRIVIAL = ("persistence", "climatology")
 LEADS = ("relative_l2@5", "relative_l2@25")
 
 
 def standing_block(evidence: Evidence) -> str:
-    """Relative L2 at τ = 5/25 of `MODELS` and of persistence on every task that has one of them."""
-    head = ("flow", "step", "training", *(f"`{model}`" for model in MODELS), "*persistence*")
+    """Relative L2 at τ = 5/25 of `MODELS` and of trivial forecasts on every task that has one of the models."""
+    head = ("flow", "step", "training", *(f"`{model}`" for model in MODELS), *(f"*{name}*" for name in TRIVIAL))
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     lines += [line for task in TASKS if (line := _line(task, evidence))]
     if len(lines) == 2:
@@ -37,13 +38,13 @@ def _line(task: str, evidence: Evidence) -> str:
         return ""
     table = build_table(list(groups.values()))
     rows = dict(zip(groups, table.rows, strict=False))
-    trivial = next((row for row in table.rows if row.label == "persistence"), None)
+    trivial = {row.label: _errors(row) for row in table.rows if row.label in TRIVIAL}
     best = min(groups, key=lambda model: rows[model].cells[LEADS[0]].value or float("inf"))
     cells = [_cell(groups[m], rows[m], evidence, bold=m == best) if m in groups else "–" for m in MODELS]
     title, unit = TASKS[task]
     step = f"{in_digits(groups[best].first.scores['step_seconds'], 2)} {unit}"
     trained = " or ".join(dict.fromkeys(budget(group.first).removesuffix(" of training") for group in groups.values()))
-    return f"| {' | '.join([title, step, trained, *cells, '' if trivial is None else _errors(trivial)])} |"
+    return f"| {' | '.join([title, step, trained, *cells, *(trivial.get(name, '') for name in TRIVIAL)])} |"
 
 
 def _cell(group: RunGroup, row: Row, evidence: Evidence, *, bold: bool) -> str:
