@@ -45,7 +45,6 @@ PERFORMER = PerformerConfig(
     decoder_widths=(8, 8, 4),
     decoder_kernels=(5, 3, 3),
     groups=4,
-    sigma=8.0,
 )
 MNO = MNOConfig(width=8, modes=4)
 UNO = UNOConfig(hidden=8, lifting=7, projection=5, widths=(6, 8, 7, 6), modes=4)
@@ -98,7 +97,7 @@ CASES = {
 UNSEEDED = {
     A3MConfig: r"\.norm\.|angles",
     FactFormerConfig: r"\.norm\.",
-    PerformerConfig: r"norm\.|gate",
+    PerformerConfig: r"norm\.",
     ConvNeXtConfig: r"norm\.|head\.",
     ErgoformerConfig: r"norm\.|head\.|merge\.|angles|log_rates|frequencies",
 }
@@ -160,8 +159,10 @@ def relative(a, b):
 # Shapes and borders
 
 
-@every_case
-def test_one_model_runs_on_other_grids_than_it_was_built_for(case):
+# `performer` learns a code for each point of its grid, and refuses others (in its own file).
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("performer")])
+def test_one_model_runs_on_other_grids_than_it_was_built_for(name):
+    case = CASES[name]
     finer = replace(case, grid=tuple(2 * size for size in case.grid))
     output = awake(case)(state(finer))
     assert output.shape == (2, case.channels, *finer.grid)

@@ -12,6 +12,7 @@ from ergoflow.models.performer import (
     LinearAttention,
     Performer,
     PerformerConfig,
+    ScaleNorm,
     linear_attention,
     orthogonal_gaussian,
 )
@@ -24,7 +25,6 @@ SMALL = PerformerConfig(
     head_dim=4,
     features=12,
     mlp_width=24,
-    sigma=1.0,
     decoder_widths=(8, 8, 4),
     decoder_kernels=(5, 3, 3),
     groups=4,
@@ -42,8 +42,8 @@ def small_model(grid, *, periodic=None, **changes):
     return Performer(config, 2, 2, grid, periodic=periodic, generator=seeded(0))
 
 
-def full_model(channels):
-    return Performer(PerformerConfig(), channels, channels, (256, 256), periodic=(True, True))
+def full_model():
+    return Performer(PerformerConfig(), 3, 3, (192, 192), periodic=(False, True))
 
 
 def state(grid, *, dtype=torch.float32):
@@ -66,20 +66,17 @@ def relative(a, b):
 # Size
 
 
-def test_model_has_the_number_of_parameters_of_the_rebuttal():
-    model = full_model(3)
+def test_model_has_the_size_and_the_work_of_the_rebuttal():
+    """7,717,931 parameters and 271 G multiply-adds are printed, for the channel's plane."""
+    model = full_model()
     assert count(model) == 7_717_931
-    assert count(model.lift) == 512
-    assert [count(block) for block in model.blocks] == [1_855_234] * 4
-    assert count(model.blocks[0].position) == 16_512
-    assert count(model.blocks[0].attention) == 4 * 262_144
-    assert count(model.norm) == 256
+    assert count(model.lift) + model.code.numel() == 4_719_104
+    assert [count(block) for block in model.blocks] == [659_202] * 4
     assert count(model.expand) + count(model.operator) == 98_304
-    assert count(model.decoder) == 197_857 + 66
-
-
-def test_one_channel_has_322_parameters_less():
-    assert count(full_model(1)) == 7_717_931 - 322
+    assert count(model.mix) + count(model.decoder) == 263_715
+    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, 3, 192, 192))
+    assert round(counter.get_total_flops() / 2e9) == 271
 
 
 # Linear attention
@@ -172,11 +169,13 @@ def test_cost_is_linear_in_the_number_of_points():
 # Shapes and borders
 
 
-def test_full_model_maps_the_grids_of_the_data_sets():
-    model = full_model(3)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for size in (128, 192, 256):
-            assert model(torch.empty(1, 3, size, size)).shape == (1, 3, size, size)
+def test_states_on_another_grid_are_refused_in_one_line():
+    """Its code has a number for every point of one grid, and none for others."""
+    model = small_model((9, 11))
+    for grid in ((11, 9), (18, 22), (3, 33)):
+        with pytest.raises(ValueError, match=r"every point of its grid \(9, 11\), got .*; train one") as caught:
+            model(state(grid))
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -201,46 +200,61 @@ def test_impossible_configurations_are_refused_in_one_line(changes, message):
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_without_positions_the_encoder_commutes_with_permutations_of_the_points(grid):
-    model = small_model(grid, sigma=0.0).double()
+def test_permuting_the_points_and_their_codes_permutes_the_features(grid):
+    model = small_model(grid).double()
     z = state(grid, dtype=torch.float64)
     order = torch.randperm(z[0, 0].numel(), generator=seeded(10))
-    shuffled = z.flatten(2)[..., order].unflatten(2, grid)
     expected = model.encode(z).flatten(1, -2)[:, order].unflatten(1, grid)
+    shuffled = z.flatten(2)[..., order].unflatten(2, grid)
+    assert relative(model.encode(shuffled), expected) > 1e-3
+    with torch.no_grad():
+        model.code.copy_(model.code.flatten(1, -2)[:, order].unflatten(1, grid))
     torch.testing.assert_close(model.encode(shuffled), expected)
-
-
-def test_positions_break_permutations():
-    model = small_model((9, 11)).double()
-    z = state((9, 11), dtype=torch.float64)
-    assert relative(model.encode(z.roll(3, 2)), model.encode(z).roll(3, 1)) > 1e-2
 
 
 @pytest.mark.parametrize("wall_padding", ["replicate", "zeros"])
 def test_walls_break_translations_across_them_only(wall_padding):
-    model = small_model((9, 11), periodic=(True, False), sigma=0.0, wall_padding=wall_padding).double()
+    model = small_model((9, 11), periodic=(True, False), wall_padding=wall_padding).double()
+    with torch.no_grad():
+        model.code.zero_()
     z = state((9, 11), dtype=torch.float64)
     torch.testing.assert_close(model(z.roll(4, 2)), model(z).roll(4, 2))
     assert relative(model(z.roll(4, 3)), model(z).roll(4, 3)) > 1e-3
 
 
-def test_block_is_the_written_chain():
-    block = small_model((9, 11)).double().blocks[0]
+def test_model_is_the_written_chain():
+    """As in the authors' script: a code once, blocks of attention and MLP behind unit vectors, no norm at the end."""
+    model = small_model((9, 11)).double()
+    block, attention = model.blocks[0], model.blocks[0].attention
     with torch.no_grad():
-        block.attention_gate.fill_(0.7)
-        block.mlp_gate.fill_(-0.4)
-    x = torch.randn(2, 9, 11, 8, generator=seeded(11), dtype=torch.float64)
-    attention = block.attention
-    y = x + block.position((9, 11))
-    points = F.layer_norm(y, (8,)).reshape(2, 99, 8)
+        block.attention_norm.gain.fill_(0.7)
+        block.mlp_norm.gain.fill_(-0.4)
+    x = torch.randn(2, 99, 8, generator=seeded(11), dtype=torch.float64)
+    points = 0.7 * x / x.norm(dim=-1, keepdim=True)
     q, k, v = (
-        (points @ layer.weight.T).reshape(2, 99, 4, 4).permute(0, 2, 1, 3)
+        layer(points).reshape(2, 99, 4, 4).permute(0, 2, 1, 3)
         for layer in (attention.query, attention.key, attention.value)
     )
+    assert attention.query.bias.abs().min() > 0
     mixed = linear_attention(q, k, v, attention.projection).permute(0, 2, 1, 3).reshape(2, 99, 16)
-    y = y + 0.7 * (mixed @ attention.merge.weight.T).reshape(x.shape)
-    hidden = F.gelu(F.linear(F.layer_norm(y, (8,)), block.widen.weight, block.widen.bias))
-    torch.testing.assert_close(block(x), y - 0.4 * F.linear(hidden, block.narrow.weight, block.narrow.bias))
+    y = x + attention.merge(mixed)
+    hidden = F.gelu(block.widen(-0.4 * y / y.norm(dim=-1, keepdim=True)))
+    torch.testing.assert_close(block(x.unflatten(1, (9, 11))).flatten(1, -2), y + block.narrow(hidden))
+    z = state((9, 11), dtype=torch.float64)
+    features = F.linear(z.movedim(1, -1), model.lift.weight, model.lift.bias) + model.code
+    for block in model.blocks:
+        features = block(features)
+    latent = model.expand(features)
+    torch.testing.assert_close(model.encode(z), latent)
+    torch.testing.assert_close(model(z), model.decoder(model.mix(latent @ model.operator.matrix.T)))
+
+
+def test_features_of_zero_have_a_norm_and_a_gradient():
+    x = torch.zeros(3, 5, requires_grad=True)
+    out = ScaleNorm()(x)
+    out.sum().backward()
+    assert not out.any()
+    assert x.grad.isfinite().all()
 
 
 # Draws and precision

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ergoflow.cli import main
 from ergoflow.config import Recipe, override
 from ergoflow.models.a3m import A3MConfig
+from ergoflow.models.performer import PerformerConfig
 from ergoflow.ops.choice import use_impl
 from ergoflow.pipeline import bench_models as table
 from ergoflow.pipeline import bench_timing
@@ -142,21 +143,28 @@ def test_the_paper_prints_costs_for_its_own_configuration_alone() -> None:
     assert printed_costs(case(A3MConfig(), (48, 48)), precision="fp32", batch=1) == {}
     assert printed_costs(case(A3MConfig(heads=8), (256, 256)), precision="fp32", batch=1) == {}
     assert printed_costs(case(A3MConfig(), (256, 256), 3), precision="fp32", batch=1) == {}
+    rebuttal = printed_costs(case(PerformerConfig(), (192, 192), 3), precision="fp32", batch=1)
+    assert (rebuttal["parameters"], rebuttal["gflops"]) == (7_717_931, 271)
+    assert printed_costs(case(PerformerConfig(), (192, 192)), precision="fp32", batch=1) == {}
     assert printed_costs(case(A3MConfig(), (256, 256)), precision="bf16", batch=1) == {}
     assert printed_costs(case(A3MConfig(), (256, 256)), precision="fp32", batch=2) == {}
 
 
 def test_every_printed_name_is_in_the_papers_table_and_every_paper_model_builds() -> None:
     assert set(table.PRINTED_NAMES.values()) == set(COST_BY_MODEL.rows)
+    *_, rebuttal = paper_cases(None)
+    wanted = printed_costs(rebuttal, precision="fp32", batch=1)
+    model = table.build(rebuttal)
+    assert sum(p.numel() for p in model.parameters()) == wanted["parameters"]
+    assert round(count_work(model, (1, 3, 192, 192)).products / 1e9) == wanted["gflops"]
     printed = {table.PRINTED_NAMES.get(c.name): c for c in paper_cases([256])}
     for label, values in COST_BY_MODEL.rows.items():
-        if label in printed:
-            model = table.build(printed[label])
-            assert sum(p.numel() for p in model.parameters()) == values[0]
+        model = table.build(printed[label])
+        assert sum(p.numel() for p in model.parameters()) == values[0]
 
 
 def test_a_cpu_does_not_try_what_its_memory_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {c.grid[0] for c in paper_cases(None)} == {32, 64, 128, 256}
+    assert {c.grid[0] for c in paper_cases(None)} == {32, 64, 128, 192, 256}
 
     def times(memory: float) -> list[object]:
         monkeypatch.setattr(table, "_memory_bytes", lambda: memory)

@@ -1,8 +1,7 @@
 """`performer`: linear attention over all grid points in place of A3M, the same operator and decoder.
 
-The variant of the paper's rebuttal, of which we know the parameter count and neither code nor settings.
-Softmax attention with the positive random features of Choromanski et al. 2021 ("Rethinking Attention with
-Performers", FAVOR+): with w ~ N(0, I) and x, y scaled by d^(−1/4),
+The variant of the paper's rebuttal ("unitary performer"). Softmax attention with the positive random features of
+Choromanski et al. 2021 ("Rethinking Attention with Performers", FAVOR+): with w ~ N(0, I) and x, y scaled by d^(−1/4),
 
     exp(⟨x, y⟩) = E_w φ_w(x) φ_w(y),   φ_w(x) = exp(⟨w, x⟩ − |x|²/2),
 
@@ -12,34 +11,26 @@ is a product of two softmaxes, which is how it is computed, without overflow and
     out_i = Σ_f p_if Σ_n s_fn v_n,   s_fn = softmax_n(κ_fn),   κ_fn = ⟨w_f, k_n⟩ − |k_n|²/2,
                                      p_if = softmax_f(⟨w_f, q_i⟩ + log Σ_n exp κ_fn).
 
-The w are orthogonal in blocks of d, which lowers the variance; they are drawn once and kept (buffers). One feature
-has the relative variance exp(|x + y|²) − 1, so few features estimate softmax attention well for short q and k only: in
-a fresh model of the default widths, on 1024 normal points, the estimate is off by 1.4 of the norm of the exact
-result with 256 features and by .6 with 4096. What is trained is attention with these features, not with softmax.
+The w are orthogonal in blocks of d, which lowers the variance; they are drawn once and kept (buffers). What is trained
+is attention with these features, not with softmax: in a fresh model of the default widths, on 1024 normal points and
+with gains of the norm from 1 to 16, they miss softmax attention by as much as a plain mean over all points does.
 
-Parameters of the default configuration with three channels in and out: 7,717,931, the count of the rebuttal
-(one channel: 7,717,609).
+Parameters of the default configuration on 192² with three channels in and out: 7,717,931, the rebuttal's count. More
+than half of them are a learned code for each point, so the model belongs to its grid and runs on no other.
 
-    input    Linear(3, D)                                                        512
-    block    position code 16,512; LayerNorm 256; q, k, v and merge 4 × 262,144; gate 1;
-             LayerNorm 256; MLP D → 3072 → D 789,632; gate 1          4 × 1,855,234
-    norm     LayerNorm                                                           256
+    input    Linear(3, D) 512; code 192² × 128                             4,719,104
+    block    gain 1; q, k, v 3 × 132,096; merge 131,200;
+             gain 1; MLP D → 512 → D 131,712                             4 × 659,202
     operator expand 32,768; G 65,536                                          98,304
-    decoder  as in `a3m`                                                     197,923
+    decoder  Linear(L, L) 65,792; the rest as in `a3m` 197,923               263,715
 
-How the count was met. With the lift, operator and decoder of `a3m`, four equal blocks are possible for three
-channels only (the rest is no multiple of four for one or two), which leaves 1,855,298 each. That is 66 modulo
-128, where all usual layers are multiples of 128: two scalars per block, the gates of the two residual branches,
-and 256 outside the blocks, the final norm, account for it. A search over pre-norm blocks with one attention layer
-and one MLP (widths, biases, norms, two optional D × D layers) finds 86 that fit; two of these have the position
-code of `a3m` and no further layer, this one and one whose MLP has 5120 channels and no biases. So the composition
-is an inference, and a weak one: the count does not single it out, an MLP of 24·D channels is unusual, and
-nothing else is known of the original. Read its scores as those of a linear attention of this size.
+The authors published this variant's script, though not its config file (docs/decisions.md says what was inferred and
+where we depart from it). The count fits, and so do the multiply-adds: 271 G on 192², printed 271.
 
-Walls: the decoder's convolutions are padded as in `a3m`; attention knows of walls through the codes only.
+Walls: the decoder's convolutions are padded as in `a3m`; attention knows of walls through the code only.
 
-Symmetries. With sigma = 0 the encoder commutes with every permutation of the grid points, and the whole model
-with translations along periodic axes; with codes it does not.
+Symmetries. With a constant code the encoder commutes with every permutation of the grid points, and the whole model
+with translations along periodic axes; with a learned one it does not.
 """
 
 from __future__ import annotations
@@ -54,25 +45,25 @@ from ergoflow.models.a3m import A3MConfig, Decoder
 from ergoflow.models.checks import check_counts, check_state
 from ergoflow.models.layers import WallPadding, at_least_float32, linear
 from ergoflow.models.operator import LatentOperator, OperatorMode, random_orthogonal
-from ergoflow.models.positions import PositionCode
+
+# Spread of the code at the start, and the least norm that `ScaleNorm` divides by.
+CODE_SPREAD = 0.02
+LEAST_NORM = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerformerConfig:
-    """The architecture of `performer`; the defaults meet the rebuttal's count, see the head of this file."""
+    """The architecture of `performer`; the defaults are those of the rebuttal."""
 
     dim: int = 128
     latent: int = 256
     depth: int = 4
     heads: int = 16
-    head_dim: int = 128
+    head_dim: int = 64
     """Channels of q, k and v per head."""
-    features: int = 256
-    """Random features per head; the error of the estimated softmax falls as features^(−1/2)."""
-    mlp_width: int = 3072
-    sigma: float = 8.0
-    """Spread of the position code's frequencies, in cycles per unit of coordinate; 0 makes the code constant."""
-    coordinate_range: tuple[float, float] = (0.0, 1.0)
+    features: int = 266
+    """Random features per head, ⌊d ln d⌋; the error of the estimated softmax falls as features^(−1/2)."""
+    mlp_width: int = 512
     operator: OperatorMode = "penalty"
     decoder_widths: tuple[int, ...] = (128, 64, 32)
     decoder_kernels: tuple[int, ...] = (9, 7, 5)
@@ -87,15 +78,13 @@ class PerformerConfig:
         self.as_a3m()
 
     def as_a3m(self) -> A3MConfig:
-        """Return the config of the `a3m` with the same lift, codes, operator and decoder; it checks these fields."""
+        """Return the config of the `a3m` with the same lift, operator and decoder; it checks these fields."""
         return A3MConfig(
             dim=self.dim,
             latent=self.latent,
             depth=self.depth,
             heads=self.heads,
             head_dim=self.head_dim,
-            sigma=self.sigma,
-            coordinate_range=self.coordinate_range,
             # One pooling, so that A3M's rule of a head per pooling does not bind here.
             pooling=("mean",),
             operator=self.operator,
@@ -107,7 +96,7 @@ class PerformerConfig:
 
 
 class Performer(nn.Module):
-    """The map (B, C_in, *grid) → (B, C_out, *grid) for grids of any size with len(periodic) axes."""
+    """The map (B, C_in, *grid) → (B, C_out, *grid) for the grid it was built for, with len(periodic) axes."""
 
     def __init__(
         self,
@@ -121,61 +110,66 @@ class Performer(nn.Module):
     ) -> None:
         super().__init__()
         self.in_channels = in_channels
-        self.num_axes = len(grid)
+        self.grid = grid
         self.lift = linear(in_channels, config.dim, generator=generator)
-        self.blocks = nn.ModuleList(
-            PerformerBlock(config, self.num_axes, generator=generator) for _ in range(config.depth)
-        )
-        self.norm = nn.LayerNorm(config.dim)
+        self.code = nn.Parameter(CODE_SPREAD * torch.randn(1, *grid, config.dim, generator=generator))
+        self.blocks = nn.ModuleList(PerformerBlock(config, generator=generator) for _ in range(config.depth))
         self.expand = linear(config.dim, config.latent, bias=False, generator=generator)
         self.operator = LatentOperator(config.latent, config.operator, generator=generator)
+        self.mix = linear(config.latent, config.latent, generator=generator)
         self.decoder = Decoder(config.as_a3m(), out_channels, periodic, generator=generator)
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the decoded G φ(z)."""
-        out: Tensor = self.decoder(self.operator(self.encode(z)))
+        out: Tensor = self.decoder(self.mix(self.operator(self.encode(z))))
         return out
 
     def encode(self, z: Tensor) -> Tensor:
         """Return the latent features φ(z), (B, *grid, L)."""
-        check_state(z, self.in_channels, self.num_axes)
+        check_state(z, self.in_channels, len(self.grid))
+        if tuple(z.shape[2:]) != self.grid:
+            raise ValueError(
+                f"performer learns a code for every point of its grid {self.grid}, got a state on "
+                f"{tuple(z.shape[2:])}; train one for this grid"
+            )
         # The residual stream stays in float32 under autocast.
-        x = at_least_float32(self.lift(z.movedim(1, -1)))  # (B, *grid, D)
+        x = at_least_float32(self.lift(z.movedim(1, -1))) + self.code  # (B, *grid, D)
         for block in self.blocks:
             x = block(x)
-        features: Tensor = self.expand(self.norm(x))
+        features: Tensor = self.expand(x)
         return features
 
 
 class PerformerBlock(nn.Module):
-    """x ← x + code(ξ), x ← x + a·attention(LN x), x ← x + b·MLP(LN x), on features (B, *grid, D)."""
+    """x ← x + attention(norm x), x ← x + MLP(norm x), on features (B, *grid, D)."""
 
-    def __init__(self, config: PerformerConfig, num_axes: int, *, generator: torch.Generator | None = None) -> None:
+    def __init__(self, config: PerformerConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        self.position = PositionCode(
-            config.dim,
-            num_axes,
-            sigma=config.sigma,
-            coordinate_range=config.coordinate_range,
-            generator=generator,
-        )
-        self.attention_norm = nn.LayerNorm(config.dim)
+        self.attention_norm = ScaleNorm()
         self.attention = LinearAttention(
             config.dim, heads=config.heads, head_dim=config.head_dim, features=config.features, generator=generator
         )
-        self.mlp_norm = nn.LayerNorm(config.dim)
+        self.mlp_norm = ScaleNorm()
         self.widen = linear(config.dim, config.mlp_width, generator=generator)
         self.narrow = linear(config.mlp_width, config.dim, generator=generator)
-        # Gates of the residual branches; at one the block starts as a plain pre-norm block.
-        self.attention_gate = nn.Parameter(torch.ones(()))
-        self.mlp_gate = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features after the block."""
-        x = x + self.position(x.shape[1:-1])
-        x = x + self.attention_gate * self.attention(self.attention_norm(x))
-        out: Tensor = x + self.mlp_gate * self.narrow(F.gelu(self.widen(self.mlp_norm(x))))
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = x + self.narrow(F.gelu(self.widen(self.mlp_norm(x))))
         return out
+
+
+class ScaleNorm(nn.Module):
+    """g x / ‖x‖ over channels, with one gain g (Nguyen and Salazar 2019)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        return self.gain * x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=LEAST_NORM)
 
 
 class LinearAttention(nn.Module):
@@ -189,10 +183,10 @@ class LinearAttention(nn.Module):
         super().__init__()
         width = heads * head_dim
         self.heads = heads
-        self.query = linear(dim, width, bias=False, generator=generator)
-        self.key = linear(dim, width, bias=False, generator=generator)
-        self.value = linear(dim, width, bias=False, generator=generator)
-        self.merge = linear(width, dim, bias=False, generator=generator)
+        self.query = linear(dim, width, generator=generator)
+        self.key = linear(dim, width, generator=generator)
+        self.value = linear(dim, width, generator=generator)
+        self.merge = linear(width, dim, generator=generator)
         projection = orthogonal_gaussian(features, head_dim, generator=generator)
         self.register_buffer("projection", projection.to(torch.get_default_dtype()))
 

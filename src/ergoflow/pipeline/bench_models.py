@@ -37,11 +37,12 @@ from torch.utils.flop_counter import flop_registry
 
 from ergoflow.config import ModelConfig, Recipe
 from ergoflow.models.build import build_model
+from ergoflow.models.performer import PerformerConfig
 from ergoflow.pipeline.bench_timing import OUT_OF_MEMORY, Findings, in_units, per_sample_ms, training_cost, with_crosses
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.runs import RunFacts
 from ergoflow.recipes import full_size_models
-from ergoflow.report.published import COST_BY_GRID, COST_BY_MODEL
+from ergoflow.report.published import COST_BY_GRID, COST_BY_MODEL, COST_IN_REBUTTAL, REBUTTAL_NAME
 
 GRIDS = (32, 64, 128, 256)
 # A training step takes up to this many times what it keeps. On a CPU a larger one is not tried: the system would not
@@ -50,8 +51,10 @@ PEAK_OVER_KEPT = 2
 #: Names of our models in the paper's cost table by model, which is one channel on this grid.
 PRINTED_NAMES = {"a3m": "Ours", "mno": "MNO", "uno": "UNO", "mwt": "MWT", "factformer": "FactFormer"}
 PRINTED_GRID = (256, 256)
+#: Channels and grid of the row that the rebuttal adds.
+REBUTTAL_SHAPE = (3, 192, 192)
 NOTES = [
-    "in brackets: printed in the paper (A100, one channel, float32, batch 1)",
+    "in brackets: printed in the paper (A100, one channel, float32, batch 1), of performer in its rebuttal (three)",
     "G mult-adds per sample: products and convolutions, as the paper counts; with FFT: complex products as four, "
     "and the transforms",
     "kept MB: parameters, input, output and all that autograd keeps of a float32 forward pass; forward MB, training "
@@ -102,11 +105,13 @@ class Work:
 
 
 def paper_cases(grids: Sequence[int] | None) -> list[Case]:
-    """Every paper model on square grids with one channel; None is the paper's grids."""
+    """Every model on square grids with one channel; None is the paper's grids, and what its rebuttal counts."""
+    shapes = [(name, config, (1, n, n)) for name, config in full_size_models().items() for n in grids or GRIDS]
+    if grids is None:
+        shapes.append(("performer", PerformerConfig(), REBUTTAL_SHAPE))
     return [
-        Case(name=name, config=config, channels=1, grid=(n, n), periodic=(True, True))
-        for name, config in full_size_models().items()
-        for n in grids or GRIDS
+        Case(name=name, config=config, channels=channels, grid=tuple(grid), periodic=(True, True))
+        for name, config, (channels, *grid) in shapes
     ]
 
 
@@ -189,13 +194,17 @@ def count_kept_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:
 
 def printed_costs(case: Case, *, precision: str, batch: int) -> dict[str, float]:
     """What the paper prints for a case, by column of its tables; nothing where it prints nothing."""
-    if (case.channels, precision, batch) != (1, "fp32", 1):
+    name = next((name for name, config in full_size_models().items() if config == case.config), "")
+    table, label = COST_BY_MODEL, ""
+    if (precision, batch) != ("fp32", 1):
         return {}
-    names = [PRINTED_NAMES.get(name) for name, config in full_size_models().items() if config == case.config]
-    table, label = COST_BY_MODEL, names[0] if names and case.grid == PRINTED_GRID else None
-    if label is None and names == [PRINTED_NAMES["a3m"]]:
+    if name == "performer" and (case.channels, *case.grid) == REBUTTAL_SHAPE:
+        table, label = COST_IN_REBUTTAL, REBUTTAL_NAME
+    elif name in PRINTED_NAMES and (case.channels, case.grid) == (1, PRINTED_GRID):
+        label = PRINTED_NAMES[name]
+    elif name == "a3m" and case.channels == 1:
         table, label = COST_BY_GRID, with_crosses(case.grid)
-    return dict(zip(table.columns, table.rows.get(label or "", ()), strict=False))
+    return dict(zip(table.columns, table.rows.get(label, ()), strict=False))
 
 
 def _counts(case: Case, model: nn.Module, batch: int) -> dict[str, Any]:
