@@ -71,6 +71,15 @@ def test_vorticity_sums_agree_with_the_plain_functions_on_repeated_trajectories(
     assert (mean[0], deviation[0]) == pytest.approx((chosen.mean(), chosen.std()), rel=1e-10, abs=1e-12)
 
 
+def test_sums_so_far_are_not_changed_by_later_frames():
+    omega = memory(2, 20, 1, 4, 4)
+    statistics = TrajectoryStatistics(2, 1, (4, 4), length=1.0, max_lag=3)
+    early = feed(statistics, omega[:, :10])
+    kept = {name: value.copy() for name, value in early.arrays().items()}
+    feed(statistics, omega[:, 10:])
+    assert all(np.array_equal(value, kept[name]) for name, value in early.arrays().items())
+
+
 @pytest.mark.parametrize("frames", [7, 8, 13, 14])  # ring exactly full, just turned, and after a whole turn
 def test_lagged_products_have_the_same_origins_for_every_length(frames):
     omega = memory(2, frames, 1, 4, 4)

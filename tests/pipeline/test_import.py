@@ -123,7 +123,7 @@ def test_the_recipe_leads_to_scores_and_a_page(
 
 @pytest.mark.parametrize(
     ("changes", "flow"),
-    [({}, "carried"), ({"length": (1.0, 2.0)}, None), ({"walls": ("y",)}, None), ({"fields": ("heat",)}, None)],
+    [({}, "carried"), ({"length": (1.0, 2.0)}, None), ({"walls": ("x",)}, None), ({"fields": ("heat",)}, None)],
 )
 def test_a_vorticity_on_an_even_periodic_plane_is_carried(tmp_path: Path, changes: dict, flow: str | None) -> None:
     _, path = brought(tmp_path, waves(4, 8, 16, 16, fields=1), **{"fields": ("vorticity",), **changes})
@@ -167,6 +167,12 @@ def with_nan() -> np.ndarray:
         (waves(8, 12, 8, 8), {"axes": ("x",)}, "2 fields, x"),
         (waves(8, 12, 8, 8) * 1j, {}, "of real numbers, got complex128"),
         (waves(8, 12, 8, 8), {"walls": ("z",)}, "axes out of x, y, got z"),
+        (waves(8, 12, 8, 8), {"walls": ("y",)}, "got PERIODIC, WALL along x, y; put the axis between walls first"),
+        (
+            waves(8, 12, 8),
+            {"axes": ("x",), "walls": ("x",)},
+            "on the first of two or three axes, got WALL",
+        ),
         (waves(8, 12, 8, 8), {"name": "a/b"}, "must be a word without '/'"),
         (waves(8, 12, 8, 8), {"frame_seconds": 0.0}, "must be positive"),
         (np.ones((8, 12, 2, 8, 8)), {}, "drop constant channels"),

@@ -342,6 +342,16 @@ def test_a_run_is_not_evaluated_under_another_task_or_model(workspace: Workspace
                 verb(tiny(change), workspace, seed=0, device=CPU, console=console())
 
 
+def test_a_roll_out_over_the_times_of_the_truth_has_no_drift(workspace: Workspace) -> None:
+    """It may follow a transient: the end of one is not its mean, and a frozen forecast would look better than truth."""
+    drifts = {"energy_drift", "enstrophy_drift"}
+    for settings, found in (("evaluation.steps=40", set()), ("evaluation.steps=180", drifts)):
+        recipe = tiny(settings, "evaluation.discard=0")
+        assert (skipped_frames(recipe.evaluation, recipe.dataset.frames) == 0) == (not found)
+        folder = run_one(recipe, workspace, seed=9, device=CPU, console=console())
+        assert drifts & set(scores_of(folder)["metrics"]) == found
+
+
 def test_a_longer_roll_out_is_made_again_and_named_in_the_scores(workspace: Workspace) -> None:
     folder = run_one(tiny(), workspace, seed=8, device=CPU, console=console())
     assert scores_of(folder)["rollout_steps"] == 160

@@ -19,6 +19,7 @@ from ergoflow.data.windows import ResidentWindows, WindowSampler
 from ergoflow.models.operator import LatentOperator
 from ergoflow.training.checkpoint import load_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
+from ergoflow.training.ensemble import ensemble_loss
 from ergoflow.training.objectives import ObjectiveConfig, make_objective
 from ergoflow.training.stepper import NormalizedStep
 from ergoflow.training.trainer import Progress, TrainingConfig, TrainingInterrupted, train
@@ -134,6 +135,7 @@ def torchrun_main(folder: Path) -> None:
         assert context.largest(3.0 + context.rank, -context.rank) == [4.0, 0.0]
         assert context.mean(torch.tensor([3.0 + context.rank])).item() == 3.5
         assert context.gather(context.rank) == [0, 1]
+        assert_shares_of_a_score_average_to_the_whole(context)
         first, second = (torch.Generator().manual_seed(s) for s in context.gather(context.own_seed(5)))
         assert torch.rand(1, generator=first) != torch.rand(1, generator=second)
         expected = "SIGTERM" if context.is_main else "a signal to another process"
@@ -145,6 +147,17 @@ def torchrun_main(folder: Path) -> None:
     # block may ask for the interpreter's lock from one who waits for it, or after the end of the interpreter.
     assert error.tb is not None
     assert not communication_threads()
+
+
+def assert_shares_of_a_score_average_to_the_whole(context: LaunchContext) -> None:
+    """Its units are means over the batch: of the whole one, not of a process's share."""
+    generator = torch.Generator().manual_seed(3)
+    members, true, change = (torch.randn(*shape, 6, 1, 8, 8, generator=generator) for shape in ((2,), (), ()))
+    change = change * torch.arange(1, 7)[:, None, None, None]
+    share = slice(context.rank, None, context.world_size)
+    mine = ensemble_loss(members[:, share], true[share], change[share], periodic=(True, True))
+    whole = ensemble_loss(members, true, change, periodic=(True, True))
+    torch.testing.assert_close(context.mean(mine[None])[0], whole)
 
 
 def communication_threads() -> list[str]:

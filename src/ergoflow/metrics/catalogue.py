@@ -35,7 +35,7 @@ CATALOGUE: dict[str, MetricInfo] = {
     ),
     "me_ape@1..N/2": MetricInfo(
         label="ME-APE, all shells",
-        definition="ME-APE over shells 1..{half}",
+        definition="ME-APE over all shells up to {half} that hold more than rounding (1e-10 of the largest)",
         headline=False,
         variant_of="me_ape",
     ),

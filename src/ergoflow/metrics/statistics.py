@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,13 +114,13 @@ class TrajectoryStatistics:
         for value in sums.values():
             value[dead] = 0.0  # a failed trajectory must not reach any pool, not even as 0 * inf
         lag_gram[:, dead], sum_gram[:, dead] = 0.0, 0.0
-        arrays = {name: value.cpu().numpy() for name, value in sums.items()}
+        arrays = {name: _copied(value) for name, value in sums.items()}
         edges = torch.zeros(self.shape[1], 1) if self._edges is None else self._edges
         variances = torch.zeros(0) if self._basis is None else self._basis.variances
         return StatisticsResult(
-            frames=self._frames.cpu().numpy(),
-            failed_at=self._failed_at.cpu().numpy(),
-            max_abs=self._max_abs.cpu().numpy(),
+            frames=_copied(self._frames),
+            failed_at=_copied(self._failed_at),
+            max_abs=_copied(self._max_abs),
             energy=torch.stack(self._energy, dim=1).cpu().numpy(),
             enstrophy=torch.stack(self._enstrophy, dim=1).cpu().numpy(),
             edges=edges.cpu().numpy(),
@@ -264,3 +265,8 @@ class TrajectoryStatistics:
                 "sizes and max_lag must be positive, skip >= 0 and one length given per axis, got "
                 f"{self.shape}, {self.max_lag}, {self.skip} and {self.length}; correct the one out of range"
             )
+
+
+def _copied(values: Tensor) -> np.ndarray:
+    """The values in an array of their own: on a CPU `numpy()` would go on changing with them."""
+    return values.cpu().numpy().copy()

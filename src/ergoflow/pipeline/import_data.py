@@ -27,6 +27,7 @@ from ergoflow.data.normalize import Normalizer
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
 from ergoflow.metrics.resampling import few_trajectories
 from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.reference import require_known_walls
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import own_recipe
 
@@ -139,6 +140,7 @@ def _places(name: str, workspace: Workspace) -> tuple[Path, Path]:
 
 
 def _recipe(info: DatasetInfo, *, frames: int) -> Recipe:
+    require_known_walls(info)
     return own_recipe(
         FilesDatasetConfig(name=info.name, grid=info.grid, frame_seconds=info.frame_seconds),
         fields=info.fields,

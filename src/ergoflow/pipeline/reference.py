@@ -84,10 +84,21 @@ def skipped_frames(evaluation: EvaluationConfig, truth_frames: int) -> int:
     return max(evaluation.discard, evaluation.steps + 1 - truth_frames)
 
 
+def require_known_walls(info: DatasetInfo) -> None:
+    """Refuse walls that the statistics do not know: they take spectra along the last axis, and vorticity across one."""
+    if all(b == "PERIODIC" for b in info.boundaries[1:]) and (len(info.grid) > 1 or info.boundaries[0] == "PERIODIC"):
+        return
+    raise ValueError(
+        f"walls can be on the first of two or three axes, got {', '.join(info.boundaries)} along "
+        f"{', '.join(info.axes)}; put the axis between walls first"
+    )
+
+
 def new_statistics(
     info: DatasetInfo, yardstick: Yardstick, count: int, *, max_lag: int, skip: int, device: torch.device
 ) -> TrajectoryStatistics:
     """Empty statistics for `count` roll-outs: of a vorticity, of the components of a velocity, or of one scalar."""
+    require_known_walls(info)
     return TrajectoryStatistics(
         count,
         len(info.fields),

@@ -59,11 +59,7 @@ class LaunchContext:
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of a tensor over the processes; all of them must call."""
-        if self.world_size == 1:
-            return values
-        total = values.detach().clone()
-        dist.all_reduce(total)
-        return total / self.world_size
+        return values if self.world_size == 1 else mean_over_processes(values)
 
     def largest(self, *values: float) -> list[float]:
         """The largest of each number over the processes, so that all of them take one decision.
@@ -87,6 +83,18 @@ class LaunchContext:
         gathered: list[Any] = [None] * self.world_size
         dist.all_gather_object(gathered, value)
         return gathered
+
+
+def mean_over_processes(values: Tensor) -> Tensor:
+    """The mean of a tensor over the processes of a launch, if this is one; all must call, and no gradient passes.
+
+    For terms that divide by a mean over the batch: the mean of the processes' ratios is not the ratio of the means.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return values
+    total = values.detach().clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
 
 
 @contextmanager

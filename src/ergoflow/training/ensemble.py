@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ergoflow.training.distributed import mean_over_processes
 from ergoflow.training.losses import at_least_float32, mirrored, mirrored_shells
 
 # Points a side of the blocks, where they divide the grid; 1 are the points themselves.
@@ -51,7 +52,9 @@ def _of_blocks(members: Tensor, true: Tensor, change: Tensor) -> Tensor:
     axes = true.ndim - 2
     sides = [side for side in BLOCK_SIDES if not any(points % side for points in true.shape[2:])]
     scores = [_score(*(_block_means(field, side, axes) for field in (members, true))) for side in sides]
-    return torch.stack([_per_channel(score) for score in scores]).mean(0) / _per_channel(change.abs())
+    return torch.stack([_per_channel(score) for score in scores]).mean(0) / mean_over_processes(
+        _per_channel(change.abs())
+    )
 
 
 def _of_waves(members: Tensor, true: Tensor, change: Tensor, periodic: Sequence[bool]) -> Tensor:
@@ -59,6 +62,7 @@ def _of_waves(members: Tensor, true: Tensor, change: Tensor, periodic: Sequence[
     drawn, truth, moved = (_modes(field, periodic) for field in (members, true, change))
     on_shell = _membership(true.shape[2:], periodic, like=truth)  # (modes, shells)
     scores, units = (modes.mean((0, 3)) @ on_shell for modes in (_score(drawn, truth), moved.abs()))  # (C, shells)
+    units = mean_over_processes(units)
     held = units > ROUNDING * units.amax(1, keepdim=True)
     return (scores / units.where(held, torch.inf)).sum(1) / held.sum(1)
 
