@@ -14,10 +14,10 @@ from ergoflow.models.spectral import (
     check_plane,
     crop_walls,
     normal_weight,
-    pad_walls,
     pointwise,
     uniform_weight,
     wall_widths,
+    zeros_beyond_walls,
 )
 
 SHAPES = [((4, 3), (9, 12)), ((5, 2), (10, 7)), ((4, 4), (5, 8)), ((1, 1), (3, 2))]
@@ -246,13 +246,13 @@ def test_walls_get_zeros_on_both_sides_and_periodic_axes_none():
     u = noise(1, 2, 8, 6)
     widths = wall_widths((8, 6), (False, True), 0.25)
     assert widths == (2, 0)
-    padded = pad_walls(u, widths)
+    padded = zeros_beyond_walls(u, widths)
     assert padded.shape == (1, 2, 12, 6)
     assert torch.equal(padded[:, :, 2:10], u)
     assert padded[:, :, :2].abs().max() == padded[:, :, 10:].abs().max() == 0
     assert torch.equal(crop_walls(padded, widths), u)
     assert wall_widths((8, 6), (True, False), 0.25) == (0, 2)
-    assert torch.equal(crop_walls(pad_walls(u, (1, 3)), (1, 3)), u)
+    assert torch.equal(crop_walls(zeros_beyond_walls(u, (1, 3)), (1, 3)), u)
 
 
 def test_grids_and_states_of_other_shapes_are_refused():

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Step = Callable[[Tensor], Tensor]
+from ergoflow.numerics.trajectory import Step
+
 Push = Callable[[Step, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

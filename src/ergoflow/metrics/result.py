@@ -105,12 +105,6 @@ def tke_map(result: StatisticsResult, weights: np.ndarray) -> np.ndarray:
     return np.asarray(velocity_variance(result, weights).mean(axis=0))
 
 
-def stress_map(result: StatisticsResult, weights: np.ndarray) -> np.ndarray:
-    """Return the map (*grid) of <u'v'>, covariance of the first two components."""
-    mean = mean_velocity(result, weights)
-    return np.asarray(_pooled(result.stress_sum, weights, result.frames) - mean[0] * mean[1])
-
-
 def correlation(result: StatisticsResult, weights: np.ndarray) -> np.ndarray:
     """Return C(0..K), the default `autocorrelation` of the weighted trajectories.
 

@@ -44,10 +44,10 @@ from ergoflow.models.spectral import (
     check_plane,
     check_resolution,
     crop_walls,
-    pad_walls,
     pointwise,
     uniform_weight,
     wall_widths,
+    zeros_beyond_walls,
 )
 
 # Quarters of `width` before, between and after the layers, and quarters of `modes` in each layer (authors' code).
@@ -116,7 +116,7 @@ class MNO(nn.Module):
         """Return the decoded features of the last Fourier layer."""
         check_state(z, self.in_channels, 2)
         padding = wall_widths(z.shape[2:], self.periodic, self.domain_padding)
-        u = pad_walls(pointwise(append_coordinates(z, self.coordinate_range), self.lift), padding)
+        u = zeros_beyond_walls(pointwise(append_coordinates(z, self.coordinate_range), self.lift), padding)
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             u = layer(u)  # (B, D_i, X, Y)

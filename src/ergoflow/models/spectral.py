@@ -105,14 +105,14 @@ def wall_widths(grid: Sequence[int], periodic: Sequence[bool], fraction: float) 
     return tuple(0 if wraps else round(fraction * size) for size, wraps in zip(grid, periodic, strict=True))
 
 
-def pad_walls(x: Tensor, widths: Sequence[int]) -> Tensor:
+def zeros_beyond_walls(x: Tensor, widths: Sequence[int]) -> Tensor:
     """Return x (B, C, X, Y) with zeros beyond both ends of each axis; the Fourier layers then wrap around them."""
     across_x, across_y = widths
     return F.pad(x, [across_y, across_y, across_x, across_x])
 
 
 def crop_walls(x: Tensor, widths: Sequence[int]) -> Tensor:
-    """Return the inverse of `pad_walls`."""
+    """Return the inverse of `zeros_beyond_walls`."""
     across_x, across_y = widths
     return x[:, :, across_x : x.shape[2] - across_x, across_y : x.shape[3] - across_y]
 

@@ -58,9 +58,9 @@ from ergoflow.models.spectral import (
     check_resolution,
     crop_walls,
     normal_weight,
-    pad_walls,
     pointwise,
     wall_widths,
+    zeros_beyond_walls,
 )
 from ergoflow.numerics.fourier import resample
 
@@ -171,7 +171,7 @@ class UNO(nn.Module):
         """Return the projected features of the last block."""
         check_state(z, self.in_channels, 2)
         padding = wall_widths(z.shape[2:], self.periodic, self.config.domain_padding)
-        u = pad_walls(self.lift(append_coordinates(z, self.config.coordinate_range)), padding)
+        u = zeros_beyond_walls(self.lift(append_coordinates(z, self.config.coordinate_range)), padding)
         kept: list[Tensor] = []
         for j, target in enumerate(block_grids(u.shape[2:], self.config.scalings)):
             opposite = len(self.blocks) - 1 - j

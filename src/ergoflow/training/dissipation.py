@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ergoflow.training.losses import at_least_float32
+from ergoflow.models.layers import at_least_float32
 from ergoflow.training.stepper import NormalizedStep
 
 # The ratio of the outer to the inner radius in the authors' script for the Kolmogorov flow.

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ergoflow.models.layers import at_least_float32
 from ergoflow.training.distributed import mean_over_processes
-from ergoflow.training.losses import at_least_float32, mirrored, mirrored_shells
+from ergoflow.training.losses import mirrored, mirrored_shells
 
 # Points a side of the blocks, where they divide the grid; 1 are the points themselves.
 BLOCK_SIDES = (1, 2, 4, 8)

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ergoflow.models.layers import at_least_float32
 from ergoflow.numerics.fourier import TWO_PI, mode_multiplicity, mode_numbers, shell_numbers, wavenumbers
 
 UnitaryForm = Literal["algorithm", "trace", "frobenius"]
@@ -154,8 +155,3 @@ def _unit_vectors(count: int, size: int, *, like: Tensor, generator: torch.Gener
     device = like.device if generator is None else generator.device
     normal = torch.randn(count, size, generator=generator, device=device, dtype=like.dtype).to(like.device)
     return normal / torch.linalg.vector_norm(normal, dim=1, keepdim=True)
-
-
-def at_least_float32(values: Tensor) -> Tensor:
-    """The values in float32, or in float64 where they were."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
