@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -325,6 +326,16 @@ def test_the_floor_of_two_trajectories_is_one_against_the_other():
     both = [long_term_metrics(pair, pair, model_weights=w, truth_weights=v) for w, v in ((one, other), (other, one))]
     for key, floor in noise_floor(pair, resamples=30).items():
         assert (floor.low, floor.high) == pytest.approx(sorted(scores[key] for scores in both)), key
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_floor_is_of_disjoint_halves_of_equal_size(seed):
+    # With one resample the floor is that resample's score.
+    four = sums(turbulence(4, 30, seed=7), turbulence(4, 30, seed=7))
+    halves = [np.isin(range(4), chosen).astype(float) for chosen in itertools.combinations(range(4), 2)]
+    scores = [long_term_metrics(four, four, model_weights=half, truth_weights=1 - half) for half in halves]
+    found = {key: floor.value for key, floor in noise_floor(four, resamples=1, seed=seed).items()}
+    assert any(found == pytest.approx(score) for score in scores)
 
 
 def test_trajectories_of_both_sides_are_drawn_anew():

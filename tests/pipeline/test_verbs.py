@@ -474,6 +474,16 @@ def test_a_reference_is_that_of_the_mean_and_spread_it_was_made_with(tmp_path: P
     assert np.ptp(edges()) == pytest.approx(2 * np.ptp(before))
 
 
+def test_climatology_and_components_are_of_the_training_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ergoflow.pipeline.reference.TRIVIAL_RESAMPLES", 2)
+    store = open_store(tiny(), own_data(tmp_path, {"train": 3, "valid": 1, "test": 2}))
+    reference = load_reference(tiny(), store, device=CPU, console=console())
+    train_frames, test_frames = (store.load(split).double() for split in ("train", "test"))
+    assert np.allclose(reference.climatology, train_frames[:, ::10].mean((0, 1)), atol=1e-6)
+    assert not np.allclose(reference.climatology, test_frames[:, ::10].mean((0, 1)), atol=0.1)
+    assert np.allclose(reference.yardstick.basis.mean, train_frames.mean((0, 1)).flatten(), atol=1e-6)
+
+
 def test_a_vorticity_is_carried_on_squares_only(tmp_path: Path) -> None:
     space = own_data(tmp_path, {"train": 2, "valid": 1, "test": 2}, grid=(16, 24))
     carried = find_recipe("kf64-ergoformer")

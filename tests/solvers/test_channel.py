@@ -178,6 +178,10 @@ def test_refined_state_continues_the_coarse_one() -> None:
     wave = 1e-3 * torch.sin(2 * math.pi * x_fine / 16)
     # Linear interpolation errs by (kΔ)²/8 of the wave, 2 %, and more towards the wall, where it is drawn to zero.
     torch.testing.assert_close(found[2, 24], wave[:, None].expand(-1, 24), rtol=0, atol=3e-5)
+    # Density does not bend at the wall.
+    z_fine = (torch.arange(24, dtype=torch.float64) + 0.5) / 2
+    wave = 1e-3 * torch.cos(2 * math.pi * z_fine / 12)
+    torch.testing.assert_close(found_excess, wave.expand(48, 32, -1), rtol=0, atol=3e-5)
     assert float(found_excess.mean()) == pytest.approx(float(excess.mean()), abs=1e-15)
 
 

@@ -97,6 +97,23 @@ def test_total_stress_of_a_steady_laminar_channel_is_a_straight_line(smagorinsky
     assert float(result["uv"].abs().max()) < 1e-12  # type: ignore[union-attr]
 
 
+def test_viscous_stress_of_a_shear_is_that_of_the_fluid_and_of_smagorinskys_eddies() -> None:
+    # (ν + Cs²|s|) s for the shear s, whose Π_xy is −τs/3. Next to the walls the eddies' viscosity is five times ν.
+    config = ChannelConfig(box=(4, 8, 4), smagorinsky=0.1, van_driest=False)
+    units = config.units
+    shear = 0.02 * (4 - torch.arange(8, dtype=torch.float64) - 0.5)
+    viscosity = units.viscosity + 0.1**2 * shear.abs()
+    tau = 3 * viscosity + 0.5
+    # `populations_from_velocity` relaxes Π without eddies; a run relaxes it with them.
+    relaxed = -tau / 3 * shear * (1 - 1 / tau) / (1 - 1 / units.tau)
+    stress = torch.zeros(3, 3, 8, 4, 4, dtype=torch.float64)
+    stress[0, 1] = stress[1, 0] = relaxed[:, None, None]
+    statistics = ChannelStatistics(config)
+    statistics.update(populations_from_velocity(torch.zeros_like(stress[0]), config, stress=stress))
+    expected = (viscosity * shear / units.friction_velocity**2)[:4]
+    torch.testing.assert_close(statistics.result()["total_stress"], expected, rtol=1e-6, atol=0)
+
+
 def test_statistics_need_a_sample() -> None:
     with pytest.raises(ValueError, match="at least one state"):
         ChannelStatistics(CONFIG).result()

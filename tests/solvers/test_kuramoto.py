@@ -51,6 +51,16 @@ def test_nonlinear_term_is_minus_u_ux() -> None:
     torch.testing.assert_close(tendency, expected, rtol=0, atol=1e-4)
 
 
+def test_products_do_not_fold_back_onto_resolved_waves() -> None:
+    # Wave 21 squared is wave 42, which 64 points would take for wave 22.
+    config = KuramotoConfig(grid=64, length=22.0, dt=1e-4)
+    result = advance(config, torch.sin(2 * math.pi * 21 * axis(config) / 22.0)[None, None], 1)
+    waves = torch.fft.rfft(result, norm="forward").abs().flatten()
+    assert float(waves[21]) > 0.1
+    waves[21] = 0
+    assert float(waves.max()) < 1e-12
+
+
 def test_mean_is_conserved() -> None:
     state = developed(CONFIG)
     for offset in (0.0, 0.5):

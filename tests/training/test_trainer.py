@@ -170,6 +170,23 @@ def test_log_has_the_mean_loss_of_each_interval_once(tmp_path: Path) -> None:
     assert set(coarse[0]) == {"step", "epoch", "loss", "parts", "lr", "samples_per_s", "seconds"}
 
 
+def test_logged_rate_is_the_samples_of_each_interval_over_its_time(tmp_path: Path) -> None:
+    ticks = itertools.count()
+    train(
+        NormalizedStep(new_model()),
+        objective(),
+        rotating_windows(),
+        config=config(log_every=5, max_steps=17),
+        folder=tmp_path,
+        seed=0,
+        clock=lambda: next(ticks) ** 2.0,  # every step takes longer than the one before
+    )
+    lines = read_log(tmp_path)
+    elapsed = [b - a for a, b in itertools.pairwise([0.0, *(line["seconds"] for line in lines)])]
+    samples = [line["samples_per_s"] * t for line, t in zip(lines, elapsed, strict=True)]
+    assert samples == pytest.approx([40, 40, 40, 16])
+
+
 def test_time_budget_ends_the_run_and_drives_its_schedule(tmp_path: Path) -> None:
     """The clock ticks 2.5 s per step: half a minute is 12 steps, whatever the number of epochs."""
     ticks = itertools.count()
