@@ -21,12 +21,13 @@ import torch
 from rich.console import Console
 
 from ergoflow.config import Recipe, override
+from ergoflow.data.files import read_json
 from ergoflow.metrics.pointwise import relative_l2
 from ergoflow.metrics.spectrum import me_ape, spanwise_spectrum
 from ergoflow.metrics.stability import share_in_range
 from ergoflow.numerics.trajectory import rollout
 from ergoflow.pipeline.reproduce import Budget
-from ergoflow.pipeline.runs import load_run, open_store
+from ergoflow.pipeline.runs import load_run, open_store, write_json
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
@@ -54,27 +55,31 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     device, console = torch.device("cuda" if torch.cuda.is_available() else "cpu"), Console()
-    found = (
-        json.loads(options.output.read_text()) if options.output.exists() else {"recipe": options.recipe, "rows": []}
-    )
-    found |= {"hardware": hardware(device), "versions": versions(), "commit": commit()}
+    found = read_json(options.output, remedy="remove it") if options.output.exists() else {"recipe": options.recipe}
+    if found["recipe"] != options.recipe:
+        raise SystemExit(f"{options.output} holds variants of {found['recipe']}; choose another --output")
+    found = {"rows": [], "hardware": hardware(device), "versions": versions()} | found
     for text in options.variant:
         label, _, settings = text.partition(":")
         row = {"variant": label, "settings": settings.strip(), "seed": options.seed}
         row |= {"minutes": options.minutes, "asked samples": options.samples}
         recipe = override(find_recipe(options.recipe), settings.split())
         recipe = Budget(minutes=options.minutes, samples=options.samples).apply(recipe)
-        recipe = dataclasses.replace(recipe, name=f"{recipe.name}--{slugify(label)}")
+        budget_name = f"{options.samples} samples" if options.samples else f"{options.minutes:g}m"
+        recipe = dataclasses.replace(recipe, name=f"{recipe.name}--{slugify(label)}-{slugify(budget_name)}")
         workspace, known = Workspace(options.root), [old for old in found["rows"] if row.items() <= old.items()]
         if known:
             row = known[0]
         else:
             row |= _measure(recipe, options.seed, workspace, device, console)
+            row["commit"] = commit()
             found["rows"].append(row)
         if options.steps and (key := f"in range after {options.steps}") not in row:
             row |= _long_run(recipe, options.seed, options.steps, workspace, device)
+        commits = [row.get("commit", found.get("commit", "unknown")) for row in found["rows"]]
+        found["commit"] = ", ".join(dict.fromkeys(commits))
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(options.output, found)
         errors = " ".join(f"{row['valid'][str(lead)]:.4f}" for lead in LEADS if str(lead) in row["valid"])
         inside = f"  {row[key]:.0%} in range" if options.steps else ""
         print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from ergoflow.pipeline import lorenz
 from ergoflow.pipeline.lorenz import LorenzSettings, Perceptron, lorenz_path, measure_lorenz
 
 SMALL = LorenzSettings(
@@ -69,6 +71,15 @@ def test_the_perceptron_is_a_function_of_its_seed_alone() -> None:
     assert torch.equal(one(z), two(z))
     assert one(z).shape == z.shape
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_intervals_are_students_over_the_estimates() -> None:
+    """Of 1, 2 and 3: mean 2, standard error 1/√3, and t with two degrees of freedom is 4.3027 at 95 %."""
+    summary = lorenz._summary(np.array([[1.0], [2.0], [3.0]]) * np.array([1.0, 0.0, 2.0]))
+    half = 4.302652729696142 / math.sqrt(3)
+    assert summary["low"] == pytest.approx([2 - half, 0, 4 - 2 * half])
+    assert summary["high"] == pytest.approx([2 + half, 0, 4 + 2 * half])
+    assert summary["sum"] == pytest.approx(6)
 
 
 def test_one_estimate_has_no_interval() -> None:

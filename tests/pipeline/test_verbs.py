@@ -6,13 +6,16 @@ import dataclasses
 import io
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from rich.console import Console
 
 import ergoflow
@@ -248,6 +251,22 @@ def test_a_setting_that_cannot_be_trained_with_does_not_cost_the_earlier_run(
         assert not workspace.run("kf64-a3m", 6).exists()
 
 
+def test_a_run_goes_on_in_the_units_it_began_with_and_not_with_other_data(tmp_path: Path) -> None:
+    space = Workspace(tmp_path)
+    simulate(tiny().dataset, space, device=CPU, console=console())
+    train(tiny(), space, seed=0, device=CPU, console=console())
+    facts, stats = (tmp_path / name for name in ("runs/kf64-a3m/seed0/run.json", "data/kf64/stats.yaml"))
+    kept, known = facts.read_bytes(), stats.read_text()
+    longer = tiny("training.max_steps=8")
+    for factor, refused in ((3.0, True), (1.01, False)):
+        spread = yaml.safe_load(known)
+        spread["std"]["vorticity"] *= factor
+        stats.write_text(yaml.safe_dump(spread))
+        with pytest.raises(ValueError, match="was trained on data with std") if refused else nullcontext():
+            train(longer, space, seed=0, device=CPU, console=console(), resume=True)
+        assert facts.read_bytes() == kept
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -472,6 +491,26 @@ def test_a_reference_is_that_of_the_mean_and_spread_it_was_made_with(tmp_path: P
     statistics["std"] = {name: 2 * value for name, value in statistics["std"].items()}
     write_statistics(store.folder, statistics)
     assert np.ptp(edges()) == pytest.approx(2 * np.ptp(before))
+
+
+def test_a_reference_is_that_of_the_stride_lags_and_files_it_was_made_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kf128 and kf128-coarse share one folder: one must not be held against the other's truth."""
+    monkeypatch.setattr("ergoflow.pipeline.reference.TRIVIAL_RESAMPLES", 2)
+    space = own_data(tmp_path, {"train": 2, "valid": 1, "test": 2})
+
+    def made(*settings: str) -> int:
+        recipe = tiny("evaluation.max_lag=4", *settings)
+        load_reference(recipe, open_store(recipe, space), device=CPU, console=console())
+        return len(list(space.dataset("kf64").glob("reference-*.npz")))
+
+    assert [made(), made(), made("task.stride=2"), made("evaluation.max_lag=5")] == [1, 1, 2, 3]
+    assert made("evaluation.resamples=21") == 4
+    assert made("evaluation.steps=170") == 4
+    victim = next((space.dataset("kf64") / "data" / "test").glob("*.hdf5"))
+    os.utime(victim, ns=(0, 0))
+    assert made() == 5
 
 
 def test_climatology_and_components_are_of_the_training_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

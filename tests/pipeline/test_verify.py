@@ -48,6 +48,29 @@ def pretend(folder: Path, changes: dict[str, float]) -> None:
     path.write_text(json.dumps(data))
 
 
+def test_the_start_of_a_flow_is_not_stationary_and_its_attractor_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same flow with and without a spin-up, both of which say that they had one."""
+    for name, spin_up, good in (("attractor", 60.0, True), ("start", 0.0, False)):
+        dataset = dataclasses.replace(SMALL, train=4, valid=2, test=2, spin_up_seconds=spin_up)
+        folder = simulate(dataset, Workspace(tmp_path / name), device=torch.device("cpu"), console=Console(quiet=True))
+        data = json.loads((folder / "dataset.json").read_text())
+        data["dataset"]["spin_up_seconds"] = 60.0
+        (folder / "dataset.json").write_text(json.dumps(data))
+        assert verify(folder, console=Console(width=200)) == good
+        assert ("not stationary" in capsys.readouterr().out) != good
+
+
+def test_a_set_that_lacks_a_file_is_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = dataclasses.replace(SMALL, shard_size=1)
+    folder = simulate(dataset, Workspace(tmp_path), device=torch.device("cpu"), console=Console(quiet=True))
+    assert verify(folder, console=Console(width=200))
+    next((folder / "data" / "train").glob("*.hdf5")).unlink()
+    assert not verify(folder, console=Console(width=200))
+    assert "it holds 3 of 4 trajectories; `ergoflow simulate` makes the rest" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("flow", FLOWS)
 def test_the_budget_of_a_flow_closes_far_below_what_is_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flow: str

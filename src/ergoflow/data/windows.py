@@ -48,7 +48,7 @@ class WindowOrder(Protocol):
 class WindowSampler:
     """Every window of J trajectories of T frames once per epoch, shuffled, in batches.
 
-    `drop_last` leaves out the windows that do not fill a last batch; they differ from epoch to epoch.
+    Windows that do not fill a last batch are left out; they differ from epoch to epoch.
     """
 
     num_trajectories: int
@@ -58,7 +58,6 @@ class WindowSampler:
     stride: int = 1
     batch_size: int
     seed: int
-    drop_last: bool = True
 
     def __post_init__(self) -> None:
         """Check that there is at least one batch to give."""
@@ -88,8 +87,7 @@ class WindowSampler:
     @property
     def batches_per_epoch(self) -> int:
         """The number of batches in an epoch."""
-        full, rest = divmod(self.num_windows, self.batch_size)
-        return full if self.drop_last or rest == 0 else full + 1
+        return self.num_windows // self.batch_size
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
         """Yield batches `start`, `start` + 1, ... of an epoch, each (B, 2): trajectory and first frame."""

@@ -52,11 +52,11 @@ def short_term_errors(
     return ShortTermErrors(*({name: np.stack(values) for name, values in table.items()} for table in rows))
 
 
-def mean_interval(values: np.ndarray, *, resamples: int, seed: int = 0) -> Interval:
+def mean_interval(values: np.ndarray, *, resamples: int) -> Interval:
     """Mean over trajectories (J,) with its 95 % bootstrap interval; infinite if any trajectory is."""
     mean = float(values.mean())
     if not math.isfinite(mean):
         return Interval(value=math.inf, low=math.inf, high=math.inf)
-    draws = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
+    draws = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
     low, high = np.percentile(values[draws].mean(axis=1), COVERAGE)
     return Interval(value=mean, low=min(float(low), mean), high=max(float(high), mean))

@@ -33,6 +33,7 @@ from ergoflow.pipeline.runs import (
     build_step,
     normalizer_of,
     open_store,
+    read_facts,
     require_finite,
     require_same_run,
     training_climate,
@@ -53,6 +54,8 @@ from ergoflow.training.trainer import train as fit
 
 # Share of the free memory that resident data may take; activations need the rest.
 RESIDENT_SHARE = 0.4
+# A run may be resumed with data whose spreads differ by this share from those it began with.
+SAME_DATA = 0.05
 # Validation looks at this many trajectories and lead steps: enough to see a trend, cheap enough for every epoch.
 VALID_TRAJECTORIES = 8
 VALID_STEPS = 5
@@ -80,6 +83,9 @@ def train(
         radius = training_radius(store, normalizer) if needs_radius else None
         climate = training_climate(store, normalizer) if recipe.task.hold else None
         facts = RunFacts.of(store.info, normalizer, recipe.step_seconds, radius=radius, climate=climate)
+        if resume and (folder / STATE_FILE).exists():
+            facts = _as_before(folder, facts)
+            normalizer = facts.normalizer
         # Built before an earlier run may be discarded: what cannot be built must not cost one.
         step = build_step(recipe, facts, seed=seed).to(context.device)
         needs = None
@@ -247,6 +253,28 @@ def _validator(recipe: Recipe, store: TrajectoryStore, normalizer: Normalizer, d
         return {"relative_l2@1": float(errors[0]), f"relative_l2@{steps}": float(errors[-1])}
 
     return validate
+
+
+def _as_before(folder: Path, facts: RunFacts) -> RunFacts:
+    """The facts a run began with, in whose units its weights are; refused where the data are others now.
+
+    Data that were simulated anew on another machine differ by what a finite sample does.
+    """
+    known = read_facts(folder)
+    for name in ("fields", "grid", "length", "periodic"):
+        if getattr(known, name) != getattr(facts, name):
+            raise ValueError(
+                f"{folder} was trained on {name} {getattr(known, name)}, got data with {getattr(facts, name)}; "
+                "resume with the data set it began with, or train it anew with --overwrite"
+            )
+    for name in ("std", "std_delta"):
+        before, now = getattr(known.normalizer, name), getattr(facts.normalizer, name)
+        if not torch.allclose(before, now, rtol=SAME_DATA):
+            raise ValueError(
+                f"{folder} was trained on data with {name} {before.tolist()}, got {now.tolist()}; resume with the data "
+                "set it began with, or train it anew with --overwrite"
+            )
+    return known
 
 
 def _require_told(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:

@@ -22,6 +22,7 @@ from ergoflow.config import SPLITS, KolmogorovDatasetConfig
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.data.verify import check_store
 from ergoflow.pipeline.progress import bar
+from ergoflow.pipeline.shards import completeness
 from ergoflow.pipeline.verify_channel import channel_problems
 from ergoflow.pipeline.workspace import load_dataset_config
 from ergoflow.solvers.kolmogorov import KolmogorovConfig, budget
@@ -54,6 +55,8 @@ def verify(folder: Path, *, console: Console) -> bool:
     store, dataset = TrajectoryStore(folder), load_dataset_config(folder)
     if isinstance(dataset, KolmogorovDatasetConfig):
         problems = _kolmogorov_problems(store, dataset, console)
+        if (made := completeness(dataset, folder)) != "complete":
+            problems.append(f"it holds {made}; `ergoflow simulate` makes the rest")
     else:
         problems = channel_problems(store, dataset, console)
     for problem in problems:

@@ -17,13 +17,16 @@ TARGET_HEIGHT = 384
 FORMATS = (".mp4", ".gif")
 
 
-def write_video(path: Path, store: TrajectoryStore, rollout_folder: Path, *, stride: int, trajectory: int = 0) -> None:
-    """Write truth, prediction and error of the first channel, side by side, for all consecutive kept steps."""
+def write_video(path: Path, store: TrajectoryStore, rollout_folder: Path, *, stride: int) -> None:
+    """Write truth, prediction and error side by side, for all consecutive kept steps.
+
+    Of the first channel of the first trajectory.
+    """
     check_video(path, store.info.axes)
     prediction = TrajectoryStore(rollout_folder)
     last = consecutive_steps(prediction, -(-store.num_frames("test") // stride))
-    model = prediction.read("test", trajectory, 0, last + 1)[:, 0]  # (T, X, Y)
-    truth = store.read("test", trajectory, 0, last * stride + 1, stride)[:, 0]
+    model = prediction.read("test", 0, 0, last + 1)[:, 0]  # (T, X, Y)
+    truth = store.read("test", 0, 0, last * stride + 1, stride)[:, 0]
     limit = float(np.abs(truth).max())
     panels = [_paint(values, limit) for values in (truth, model, model - truth)]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ ROOT/report/                    index.html, figures, tables.json, tables.csv
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -58,8 +59,12 @@ def load_dataset_config(folder: Path) -> SimulatedDatasetConfig:
 
 
 def prepare_process() -> None:
-    """Make this process ready to compute: every step takes and frees the same memory, which it then keeps."""
+    """Make this process ready to compute: every step takes and frees the same memory, which it then keeps.
+
+    And the commit is read: what is written at the end of an hour was made by the code of its beginning.
+    """
     keep_freed_memory()
+    commit()
 
 
 def pick_device(name: str) -> torch.device:
@@ -95,17 +100,23 @@ def versions() -> dict[str, str]:
     return {"ergoflow": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
+@functools.cache
 def commit() -> str:
-    """Commit of the source tree, with `+` if files differ from it; `unknown` outside a checkout."""
-    here = Path(__file__).parent
+    """Commit of the source tree when first asked for, with `+` if files differ from it; `unknown` outside a checkout.
+
+    A package installed into somebody's environment is no part of the checkout around that.
+    """
     try:
-        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True)
-        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)
-    except FileNotFoundError:
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return _git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else "")
+    except (FileNotFoundError, subprocess.CalledProcessError):
         return "unknown"
-    if head.returncode:
-        return "unknown"
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _git(*words: str) -> str:
+    """What git says of this file's folder."""
+    done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _cpu_name() -> str:

@@ -137,11 +137,10 @@ class RankSampler:
 
     def __post_init__(self) -> None:
         """Shares must be equal, or the mean over processes is not the mean over the batch."""
-        if self.sampler.batch_size % self.context.world_size or not self.sampler.drop_last:
+        if self.sampler.batch_size % self.context.world_size:
             raise ValueError(
-                f"batches must be full and a multiple of the {self.context.world_size} processes, got batch "
-                f"size {self.sampler.batch_size} and drop_last={self.sampler.drop_last}; change "
-                "training.batch_size or --nproc-per-node"
+                f"batches must be a multiple of the {self.context.world_size} processes, got batch size "
+                f"{self.sampler.batch_size}; change training.batch_size or --nproc-per-node"
             )
 
     @property
