@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,19 +15,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from ergoflow.config import Recipe, override
+from ergoflow.config import FilesDatasetConfig, Recipe, override
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
 from ergoflow.pipeline import cost
 from ergoflow.pipeline import reproduce as matrix
 from ergoflow.pipeline.bench_models import Case
 from ergoflow.pipeline.bench_timing import Findings
-from ergoflow.pipeline.cells import cell_path, is_done, list_cells, read_cell, thin
+from ergoflow.pipeline.cells import cell_path, expected_minutes, is_done, list_cells, read_cell, thin
 from ergoflow.pipeline.cost import cost_path, expected_seconds, is_measured
 from ergoflow.pipeline.document import gather
 from ergoflow.pipeline.lorenz import lorenz_path
 from ergoflow.pipeline.pictures import draw_figures, figures_to_draw
 from ergoflow.pipeline.reproduce import Budget, print_plan, reproduce
+from ergoflow.pipeline.runs import SUMMARY_FILE
+from ergoflow.pipeline.shards import is_whole, list_shards
 from ergoflow.pipeline.train import _free_bytes
 from ergoflow.pipeline.workspace import Workspace, commit
 from ergoflow.recipes import PARTS, collections, find_parts, find_recipe, find_recipes
@@ -166,42 +169,149 @@ def test_a_cell_older_than_a_setting_had_its_default(space: Workspace, tmp_path:
         is_done(path, tiny())
 
 
-def test_no_cell_is_begun_that_would_end_after_the_time_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute of training and, as the first cell shows, 35 s besides: two cells end within 200 s, a third does not."""
-    clock, made = [1000.0], []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Seeds that were made, on a clock on which a training takes a minute and the rest of a cell 35 s."""
+    clock, seeds = [1000.0], []
 
     def run_one(recipe: Recipe, workspace: Workspace, *, seed: int, **_: object) -> Path:
-        clock[0] += 60 + 35
-        made.append(seed)
-        return workspace.run(recipe.name, seed)
+        folder = workspace.run(recipe.name, seed)
+        clock[0] += 35 if (folder / "recipe.json").exists() else 60 + 35
+        seeds.append(seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SUMMARY_FILE).write_text('{"seconds": 60}')
+        return folder
 
-    monkeypatch.setattr(matrix, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(matrix, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
     monkeypatch.setattr(matrix, "run_one", run_one)
     monkeypatch.setattr(matrix, "provide_once", lambda *_, **__: None)
     monkeypatch.setattr(matrix, "write_cell", lambda *_: None)
+    monkeypatch.setattr(matrix, "report", lambda *_, **__: Path())
+    return seeds
 
-    def run(minutes: float) -> str:
-        made.clear()
-        console = Console(record=True, width=160, file=io.StringIO())
-        recipe = Budget(minutes=1.0).apply(tiny())
-        reproduce(
-            [recipe],
-            Workspace(tmp_path),
-            seeds=[0, 1, 2],
-            results=tmp_path,
-            device=CPU,
-            console=console,
-            within=minutes,
-        )
-        return console.export_text()
 
-    assert "no time left for kf64-a3m seed 2: the same command goes on with them" in run(200 / 60)
+def told_within(seconds: float, recipe: Recipe, root: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> str:
+    console = Console(record=True, width=160, file=io.StringIO())
+    options = {"results": root / "results", "device": CPU, "console": console, "within": seconds / 60}
+    reproduce([recipe], Workspace(root), seeds=seeds, **options)  # type: ignore[arg-type]
+    return console.export_text()
+
+
+@pytest.mark.parametrize("minutes", [1.0, None])
+def test_no_cell_is_begun_that_would_end_after_the_time_given(
+    made: list[int], tmp_path: Path, minutes: float | None
+) -> None:
+    """The first cell shows what is besides training, and what training without a limit takes."""
+    recipe = Budget(minutes=minutes).apply(tiny())
+    assert "no time left for kf64-a3m seed 2: the same command goes on with them" in told_within(200, recipe, tmp_path)
     assert made == [0, 1]
-    assert "no time left" not in run(290 / 60)
+    made.clear()
+    told_within(189, recipe, tmp_path)
+    assert made == [0]
+    made.clear()
+    assert "no time left" not in told_within(290, recipe, tmp_path)
     assert made == [0, 1, 2]
-    # Until a cell has shown what it takes, a minute besides training is kept free.
-    assert "kf64-a3m seed 0, kf64-a3m seed 1, kf64-a3m seed 2" in run(119 / 60)
+
+
+def test_a_minute_besides_training_is_kept_free_until_a_cell_has_shown_what_it_takes(
+    made: list[int], tmp_path: Path
+) -> None:
+    told = told_within(119, Budget(minutes=1.0).apply(tiny()), tmp_path)
+    assert "kf64-a3m seed 0, kf64-a3m seed 1, kf64-a3m seed 2" in told
     assert made == []
+
+
+def test_a_run_that_was_begun_earlier_does_not_show_what_a_cell_takes(made: list[int], tmp_path: Path) -> None:
+    """Seed 0 takes 35 s of 128, which leaves too little for a minute of training and the minute kept besides."""
+    folder = Workspace(tmp_path).run("kf64-a3m", 0)
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").touch()
+    assert "no time left for kf64-a3m seed 1" in told_within(128, Budget(minutes=1.0).apply(tiny()), tmp_path)
+    assert made == [0]
+
+
+def test_a_trained_run_is_begun_where_there_is_no_time_for_a_training(made: list[int], tmp_path: Path) -> None:
+    folder = Workspace(tmp_path).run("kf64-a3m", 1)
+    folder.mkdir(parents=True)
+    for name in ("recipe.json", SUMMARY_FILE, "model.safetensors"):
+        (folder / name).touch()
+    told_within(70, Budget(minutes=1.0).apply(tiny()), tmp_path)
+    assert made == [1]
+
+
+def test_time_is_kept_for_a_training_whose_time_a_cell_tells(space: Workspace, made: list[int], tmp_path: Path) -> None:
+    known_cell(space, tmp_path / "results", seconds=60)
+    assert "no time left for kf64-a3m seed 7" in told_within(119, tiny(), tmp_path, (7,))
+    assert made == []
+    told_within(121, tiny(), tmp_path, (7,))
+    assert made == [7]
+
+
+def known_cell(space: Workspace, results: Path, **facts: object) -> None:
+    """The cell of seed 0 with other facts of its training."""
+    shutil.copytree(space.root / "results", results, dirs_exist_ok=True)
+    path = cell_path(results, "kf64-a3m", 0)
+    cell = json.loads(path.read_text())
+    path.write_text(json.dumps(cell | {"training": cell["training"] | facts}))
+
+
+def test_a_training_is_expected_to_take_what_a_cell_of_its_settings_on_such_a_device_tells(
+    space: Workspace, tmp_path: Path
+) -> None:
+    known_cell(space, tmp_path, seconds=600, samples_per_second=2.0)
+    assert expected_minutes(tiny(), tmp_path, CPU) == 10
+    # Another end: 30 updates, or 3 epochs of the windows of 4 trajectories with 32 frames, or 90 s.
+    size, window = tiny().training.batch_size, tiny().objective.window
+    assert expected_minutes(tiny("training.max_steps=30"), tmp_path, CPU) == 30 * size / 120
+    epochs = tiny("training.max_steps=none", "training.epochs=3")
+    assert expected_minutes(epochs, tmp_path, CPU) == 3 * (4 * (33 - window) // size) * size / 120
+    assert expected_minutes(Budget(samples=100 * size).apply(tiny()), tmp_path, CPU) == 100 * size / 120
+    assert expected_minutes(Budget(minutes=1.5).apply(tiny()), tmp_path, CPU) == 1.5
+    assert expected_minutes(Budget(minutes=1.5, samples=size).apply(tiny()), tmp_path, CPU) == size / 120
+    # Another speed.
+    for setting in ("training.augment=true", "model.depth=2", "dataset.flow.grid=[32, 32]", "objective.unroll=2"):
+        assert expected_minutes(tiny(setting), tmp_path, CPU) is None
+    for elsewhere in ({"hardware": {"device": "NVIDIA H200"}}, {"processes": 4}):
+        known_cell(space, tmp_path, **elsewhere)
+        assert expected_minutes(tiny(), tmp_path, CPU) is None
+        assert expected_minutes(Budget(minutes=1.5).apply(tiny()), tmp_path, CPU) == 1.5
+
+
+def test_a_cell_of_another_version_tells_no_time(space: Workspace, tmp_path: Path) -> None:
+    known_cell(space, tmp_path)
+    path = cell_path(tmp_path, "kf64-a3m", 0)
+    cell = json.loads(path.read_text())
+    cell["recipe"]["task"]["forgotten"] = 1
+    path.write_text(json.dumps(cell))
+    assert expected_minutes(tiny(), tmp_path, CPU) is None
+
+
+def test_data_of_your_own_tell_the_time_of_the_same_training_only(space: Workspace, tmp_path: Path) -> None:
+    known_cell(space, tmp_path, seconds=600, samples_per_second=2.0)
+    path = cell_path(tmp_path, "kf64-a3m", 0)
+    cell = json.loads(path.read_text())
+    cell["recipe"]["dataset"] = {"kind": "files", "name": "mine", "grid": [16, 16], "frame_seconds": 0.1}
+    path.write_text(json.dumps(cell))
+    brought = FilesDatasetConfig(name="mine", grid=(16, 16), frame_seconds=0.1)
+    assert expected_minutes(dataclasses.replace(tiny(), dataset=brought), tmp_path, CPU) == 10
+    longer = dataclasses.replace(tiny("training.max_steps=30"), dataset=brought)
+    assert expected_minutes(longer, tmp_path, CPU) is None
+
+
+def test_a_data_set_is_whole_with_its_statistics_and_every_file(space: Workspace, tmp_path: Path) -> None:
+    root = Workspace(shutil.copytree(space.root, tmp_path / "copy"))
+    dataset, folder = tiny().dataset, root.dataset("kf64")
+    assert is_whole(dataset, folder)
+    assert not isinstance(dataset, FilesDatasetConfig)
+    *_, last = list_shards(dataset, folder)
+    last.path.unlink()
+    assert not is_whole(dataset, folder)
+    assert is_whole(FilesDatasetConfig(name="kf64", grid=(16, 16), frame_seconds=0.1), folder)
+    assert "simulate, train" in plan_of([tiny()], root, [7])
+    assert "simulate, train" not in plan_of([tiny()], space, [7])
+    shutil.copy(space.dataset("kf64") / last.path.relative_to(folder), last.path)
+    (folder / "stats.yaml").unlink()
+    assert not is_whole(dataset, folder)
 
 
 def test_plan_says_what_is_left_and_how_long_it_takes(space: Workspace) -> None:

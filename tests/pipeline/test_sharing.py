@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,14 +21,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from ergoflow.config import override, to_dict
+from ergoflow.config import Recipe, override, to_dict
 from ergoflow.pipeline import reproduce as matrix
 from ergoflow.pipeline import stages
 from ergoflow.pipeline.cells import list_cells
-from ergoflow.pipeline.reproduce import reproduce
+from ergoflow.pipeline.reproduce import RESULTS, reproduce
+from ergoflow.pipeline.runs import SUMMARY_FILE
 from ergoflow.pipeline.sharing import alone, claim, turn
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import find_recipe
+from ergoflow.training.trainer import TrainingDiverged
 
 CPU = torch.device("cpu")
 QUIET = Console(quiet=True)
@@ -48,6 +52,17 @@ TINY = [
     "evaluation.steps=130",
     "evaluation.resamples=20",
 ]
+
+
+def finish(recipe: Recipe, space: Workspace) -> Path:
+    folder = space.run(recipe.name, 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUMMARY_FILE).write_text('{"seconds": 0}')
+    return folder
+
+
+def said(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
 def test_a_claim_is_one_holder_s_until_it_ends(tmp_path: Path) -> None:
@@ -127,7 +142,7 @@ def test_who_waits_says_so_and_goes_on_when_the_other_ends(tmp_path: Path) -> No
             waiter = pool.submit(wait)
             assert not entered.wait(0.3)
         waiter.result(PATIENCE)
-    assert console.file.getvalue() == "waiting: somebody draws\n"  # type: ignore[attr-defined]
+    assert said(console) == "waiting: somebody draws\n"
 
 
 def test_an_error_in_a_turn_is_an_error_and_ends_the_turn(tmp_path: Path) -> None:
@@ -185,6 +200,7 @@ def test_a_cell_whose_turn_comes_too_late_is_left_for_later(tmp_path: Path, monk
     def train(*_: object, on_data, **__: object) -> None:  # type: ignore[no-untyped-def]
         on_data()
         trained.append(recipe.name)
+        finish(recipe, space)
 
     monkeypatch.setattr(stages, "train", train)
     for place, name in ((stages, "predict"), (stages, "score"), (matrix, "provide_once"), (matrix, "write_cell")):
@@ -198,10 +214,143 @@ def test_a_cell_whose_turn_comes_too_late_is_left_for_later(tmp_path: Path, monk
             runner = pool.submit(run)
             time.sleep(1.5)
         runner.result(PATIENCE)
-    assert "no time left for kf64-late seed 0" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "no time left for kf64-late seed 0" in said(console)
     assert trained == []
     run()
     assert trained == ["kf64-late"]
+
+
+def test_data_are_made_by_one_process_and_while_nothing_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics do not say that every file is there: here is none."""
+    space, dataset, made = Workspace(tmp_path), find_recipe("kf64-a3m").dataset, threading.Event()
+    space.dataset("kf64").mkdir(parents=True)
+    (space.dataset("kf64") / "stats.yaml").touch()
+    monkeypatch.setattr(stages, "provide", lambda *_, **__: made.set())
+    for held in (alone(space, "data", QUIET, waiting=""), turn(space, CPU, QUIET)):
+        made.clear()
+        with ThreadPoolExecutor(1) as pool:
+            with held:
+                maker = pool.submit(stages.provide_once, dataset, space, device=CPU, console=QUIET)
+                assert not made.wait(0.3)
+            maker.result(PATIENCE)
+        assert made.is_set()
+
+
+def test_data_that_another_process_has_made_are_read_while_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, dataset, made = Workspace(tmp_path), find_recipe("kf64-a3m").dataset, threading.Event()
+    asked = threading.Event()
+
+    def is_whole(*_: object) -> bool:
+        whole = made.is_set()
+        asked.set()
+        return whole
+
+    monkeypatch.setattr(stages, "is_whole", is_whole)
+    monkeypatch.setattr(stages, "provide", lambda *_, **__: None)
+    with ThreadPoolExecutor(1) as pool, turn(space, CPU, QUIET):
+        with alone(space, "data", QUIET, waiting=""):
+            reader = pool.submit(stages.provide_once, dataset, space, device=CPU, console=QUIET)
+            assert asked.wait(PATIENCE)
+            made.set()
+        reader.result(PATIENCE)
+
+
+def test_a_cell_that_another_process_ends_before_the_claim_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+
+    @contextlib.contextmanager
+    def late_claim(*_: object) -> Iterator[bool]:
+        done.set()
+        yield True
+
+    monkeypatch.setattr(matrix, "claim", late_claim)
+    monkeypatch.setattr(matrix, "is_done", lambda *_: done.is_set())
+    monkeypatch.setattr(matrix, "run_one", lambda *_, **__: pytest.fail("made again"))
+    monkeypatch.setattr(matrix, "provide_once", lambda *_, **__: None)
+    reproduce([find_recipe("kf64-a3m")], Workspace(tmp_path), seeds=[0], results=tmp_path, device=CPU, console=QUIET)
+    assert done.is_set()
+
+
+def test_a_part_is_left_to_the_process_that_measures_it_and_no_other_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, console, measured = Workspace(tmp_path), Console(file=io.StringIO(), width=200), []
+    for part in ("cost", "lorenz", "long"):
+        monkeypatch.setattr(matrix, f"measure_{part}", lambda *_, part=part, **__: measured.append(part))
+    for other in ("cost", "lorenz", "long"):
+        measured.clear()
+        with claim(space, other):
+            reproduce(
+                [], space, seeds=[0], results=tmp_path, device=CPU, console=console, parts=["cost", "lorenz", "long"]
+            )
+        assert {other, *measured} == {"cost", "lorenz", "long"}
+        assert len(measured) == 2
+        assert f"left to another process: {other}\n" in said(console)
+
+
+def test_costs_are_measured_while_nothing_trains_and_while_another_process_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, measured, drawn, shown = Workspace(tmp_path), threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(matrix, "measure_cost", lambda *_, **__: measured.set())
+    monkeypatch.setattr(matrix, "draw_figures", lambda *_, **__: drawn.set())
+    monkeypatch.setattr(matrix, "list_cells", lambda _: [tmp_path])
+    monkeypatch.setattr(matrix, "report", lambda *_, **__: shown.set())
+    options = {"seeds": [0], "results": tmp_path, "device": CPU, "console": QUIET, "parts": ["cost", "figures"]}
+    with ThreadPoolExecutor(1) as pool:
+        with alone(space, RESULTS, QUIET, waiting=""):
+            with turn(space, CPU, QUIET):
+                process = pool.submit(reproduce, [], space, **options)  # type: ignore[arg-type]
+                assert not measured.wait(0.3)
+            assert measured.wait(PATIENCE)
+            assert not shown.wait(0.3)
+            assert not drawn.is_set()
+        process.result(PATIENCE)
+    assert shown.is_set()
+    assert drawn.is_set()
+
+
+@pytest.mark.parametrize(("error", "times"), [(TrainingDiverged, 1), (torch.OutOfMemoryError, 2)])
+def test_what_has_diverged_in_one_process_is_tried_again_by_a_later_command_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], times: int
+) -> None:
+    """One process makes another cell while a second one fails; memory may be enough where it was not."""
+    space, console, tried = Workspace(tmp_path), Console(file=io.StringIO(), width=200), []
+    slow, wild = (dataclasses.replace(find_recipe("kf64-a3m"), name=name) for name in ("kf64-slow", "kf64-wild"))
+    begun, failed = threading.Event(), threading.Event()
+
+    def run_one(recipe: Recipe, *_: object, **__: object) -> Path:
+        if recipe is wild:
+            tried.append(recipe.name)
+            # Longer than a tick of the clock of files.
+            time.sleep(0.1)
+            raise error("the loss is not finite")
+        begun.set()
+        assert failed.wait(PATIENCE)
+        return finish(recipe, space)
+
+    monkeypatch.setattr(matrix, "run_one", run_one)
+    for name in ("provide_once", "write_cell"):
+        monkeypatch.setattr(matrix, name, lambda *_, **__: None)
+
+    def fail(*recipes: Recipe) -> None:
+        with pytest.raises(ValueError, match="kf64-wild seed 0 did not"):
+            reproduce(recipes, space, seeds=[0], results=tmp_path / "results", device=CPU, console=console)
+
+    with ThreadPoolExecutor(1) as pool:
+        process = pool.submit(fail, slow, wild)
+        assert begun.wait(PATIENCE)
+        fail(wild)
+        failed.set()
+        process.result(PATIENCE)
+    assert len(tried) == times
+    assert said(console).count("kf64-wild seed 0: the loss is not finite") == 2
+    fail(wild)
+    assert len(tried) == times + 1
 
 
 def test_two_processes_with_one_command_make_every_cell_once(tmp_path: Path) -> None:

@@ -9,16 +9,22 @@ built again from the files alone.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from ergoflow.config import Recipe, from_dict, to_dict
+from ergoflow.config import FilesDatasetConfig, Recipe, from_dict, to_dict
 from ergoflow.data.files import read_json, read_npz, write_npz_atomic
+from ergoflow.data.windows import WindowSampler
 from ergoflow.pipeline.runs import SUMMARY_FILE, write_json
+from ergoflow.pipeline.workspace import hardware
 from ergoflow.report.runs import RunView
+from ergoflow.training.plan import SECONDS_PER_MINUTE
 
 CELL_FORMAT = 1
 # Pictures of fields keep at most this many points a side, attention kernels as many coordinates.
@@ -83,10 +89,7 @@ def is_done(path: Path, recipe: Recipe) -> bool:
     """
     if not path.exists():
         return False
-    try:
-        stored, asked = to_dict(from_dict(Recipe, _read(path)["recipe"])), to_dict(recipe)
-    except ValueError as error:
-        raise ValueError(f"{path} holds another version's recipe: {error}; remove it to make it anew") from None
+    stored, asked = to_dict(_recipe(path)), to_dict(recipe)
     if stored["name"] != recipe.name:
         raise ValueError(
             f"{path} must be a cell of {recipe.name}, got one of {stored['name']}; "
@@ -104,6 +107,38 @@ def is_done(path: Path, recipe: Recipe) -> bool:
     return True
 
 
+def expected_minutes(recipe: Recipe, results: Path, device: torch.device) -> float | None:
+    """The minutes of a training on a device: its limit, or its samples at the speed of a known cell, if that is less.
+
+    None if it has no limit and no cell of the recipe tells: one counts if it was trained on such a device, in one
+    process, with the same settings but for those that end a training.
+    """
+    limit = recipe.training.max_minutes
+    for path in list_cells(results):
+        if path.parent.name == recipe.name and (seconds := _expected_seconds(recipe, path, device)) is not None:
+            return min(seconds / SECONDS_PER_MINUTE, math.inf if limit is None else limit)
+    return limit
+
+
+def _expected_seconds(recipe: Recipe, path: Path, device: torch.device) -> float | None:
+    """The seconds of a training without a limit of time, as a cell tells them."""
+    try:
+        known = _recipe(path)
+    except ValueError:
+        # Of another version: refused where that very cell is asked for.
+        return None
+    facts = _read(path)["training"]
+    here = facts["hardware"]["device"] == hardware(device)["device"] and facts["processes"] == 1
+    if not here or _speed_settings(known) != _speed_settings(recipe):
+        return None
+    if known.training == recipe.training:
+        return float(facts["seconds"])
+    # How many samples an epoch has is not in a recipe for data of your own; a single update has no speed.
+    if isinstance(recipe.dataset, FilesDatasetConfig) or not facts["samples_per_second"]:
+        return None
+    return _samples(recipe) / facts["samples_per_second"]
+
+
 def thin(name: str, values: np.ndarray) -> np.ndarray:
     """A curve as it travels: fields and kernels on a coarser grid, long series at every few steps."""
     if name.startswith("series/"):
@@ -116,6 +151,27 @@ def thin(name: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
+def _speed_settings(recipe: Recipe) -> tuple[object, ...]:
+    """All that the speed of a training may depend on: not the evaluation, and not what ends the training."""
+    training = dataclasses.replace(recipe.training, epochs=1, halving_epochs=1, max_steps=None, max_minutes=None)
+    return recipe.dataset, recipe.task, recipe.model, recipe.objective, training
+
+
+def _samples(recipe: Recipe) -> int:
+    """The samples of a training on simulated data that no clock ends."""
+    dataset, training = recipe.dataset, recipe.training
+    assert not isinstance(dataset, FilesDatasetConfig)
+    sampler = WindowSampler(
+        dataset.train,
+        dataset.frames,
+        window=recipe.objective.window,
+        stride=recipe.task.stride,
+        batch_size=training.batch_size,
+        seed=0,
+    )
+    return training.total_steps(sampler.batches_per_epoch) * training.batch_size
+
+
 def _log(path: Path) -> list[dict[str, Any]]:
     """The learning curve, thinned; the last record always stays."""
     if not path.exists():
@@ -123,6 +179,15 @@ def _log(path: Path) -> list[dict[str, Any]]:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     stride = max(1, -(-len(records) // LOG_RECORDS))
     return records[::-1][::stride][::-1]
+
+
+def _recipe(path: Path) -> Recipe:
+    """The recipe in a cell; a setting added after the cell was written has its default."""
+    try:
+        recipe: Recipe = from_dict(Recipe, _read(path)["recipe"])
+    except ValueError as error:
+        raise ValueError(f"{path} holds another version's recipe: {error}; remove it to make it anew") from None
+    return recipe
 
 
 def _read(path: Path) -> dict[str, Any]:

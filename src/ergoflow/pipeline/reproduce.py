@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import os
 import time
@@ -27,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ergoflow.config import Recipe
-from ergoflow.pipeline.cells import cell_path, is_done, list_cells, write_cell
+from ergoflow.data.files import read_json
+from ergoflow.pipeline.cells import cell_path, expected_minutes, is_done, list_cells, write_cell
 from ergoflow.pipeline.cost import cost_path, expected_seconds, is_measured, measure_cost
 from ergoflow.pipeline.document import gather
 from ergoflow.pipeline.long import long_to_do, measure_long
@@ -35,8 +35,9 @@ from ergoflow.pipeline.lorenz import EXPECTED_SECONDS as LORENZ_SECONDS
 from ergoflow.pipeline.lorenz import lorenz_path, measure_lorenz
 from ergoflow.pipeline.pictures import EXPECTED_SECONDS_EACH, draw_figures, figures_to_draw
 from ergoflow.pipeline.report import report
-from ergoflow.pipeline.runs import is_trained
-from ergoflow.pipeline.sharing import alone, claim, turn
+from ergoflow.pipeline.runs import SUMMARY_FILE, is_trained
+from ergoflow.pipeline.shards import is_whole
+from ergoflow.pipeline.sharing import alone, claim, give_up, given_up, turn
 from ergoflow.pipeline.stages import is_rolled_out, is_scored, provide_once, run_one
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.plan import SECONDS_PER_MINUTE
@@ -45,7 +46,7 @@ from ergoflow.training.trainer import TrainingDiverged
 CPU = torch.device("cpu")
 # Epochs are stretched by this factor where time or samples end a run, so that they do not end it first.
 NEVER_FIRST = 1000
-# What processes claim to measure parts and to draw.
+# What processes claim to draw.
 RESULTS = "results"
 # What loading, rolling out and scoring take besides training, until a cell has shown it.
 EXPECTED_EXTRA_SECONDS = 60.0
@@ -94,9 +95,10 @@ def reproduce(
 ) -> Path:
     """Run every recipe with every seed, make the `parts` (of `recipes.PARTS`), and return the page.
 
-    No cell is begun that would end more than `within` minutes from now. Without any cell there is no page, and the
-    results folder is returned.
+    No cell is begun that would end more than `within` minutes from now, as far as that is known. Without any cell there
+    is no page, and the results folder is returned.
     """
+    since = time.time()
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1:
         raise ValueError(
@@ -105,16 +107,14 @@ def reproduce(
         )
     deadline = math.inf if within is None else time.monotonic() + within * SECONDS_PER_MINUTE
     results.mkdir(parents=True, exist_ok=True)
-    with claim(workspace, RESULTS) as mine:
-        if mine:
-            _measure_parts(parts, workspace, results, device=device, console=console)
-        elif parts:
-            console.print(f"left to another process: {', '.join(parts)}")
+    for part in parts:
+        if part != "figures":
+            _measure(part, workspace, results, device=device, console=console)
     failed = _run_cells(
-        recipes, workspace, seeds=seeds, results=results, device=device, console=console, deadline=deadline
+        recipes, workspace, seeds=seeds, results=results, device=device, console=console, since=since, deadline=deadline
     )
     # Whoever comes last draws all there is.
-    with alone(workspace, RESULTS, console, waiting="another process measures or draws"):
+    with alone(workspace, RESULTS, console, waiting="another process draws"):
         if "figures" in parts:
             draw_figures(gather(results), results, console=console)
         shown = bool(list_cells(results) or workspace.scored_runs())
@@ -127,16 +127,18 @@ def reproduce(
     return page
 
 
-def _measure_parts(
-    parts: Sequence[str], workspace: Workspace, results: Path, *, device: torch.device, console: Console
-) -> None:
-    if "cost" in parts:
-        with turn(workspace, device, console):
-            measure_cost(results, device=device, console=console)
-    if "lorenz" in parts:
-        measure_lorenz(results, console=console)
-    if "long" in parts:
-        measure_long(results, workspace, device=device, console=console)
+def _measure(part: str, workspace: Workspace, results: Path, *, device: torch.device, console: Console) -> None:
+    """Measure what is missing of a part unless another process does."""
+    with claim(workspace, part) as mine:
+        if not mine:
+            console.print(f"left to another process: {part}")
+        elif part == "cost":
+            with turn(workspace, device, console):
+                measure_cost(results, device=device, console=console)
+        elif part == "lorenz":
+            measure_lorenz(results, console=console)
+        elif part == "long":
+            measure_long(results, workspace, device=device, console=console)
 
 
 def _run_cells(
@@ -147,41 +149,50 @@ def _run_cells(
     results: Path,
     device: torch.device,
     console: Console,
+    since: float,
     deadline: float,
 ) -> list[str]:
-    """Make the cells that are missing and end before the deadline; return those that diverged or had no memory."""
+    """Make the cells that are missing and end before the deadline; return those that diverged or had no memory.
+
+    One that has diverged in another process `since` this one began is not tried again.
+    """
     failed, postponed, elsewhere = [], [], []
-    extra = EXPECTED_EXTRA_SECONDS
+    # Seconds of a training of which nothing is known, and of the rest of a cell.
+    usual, extra = 0.0, EXPECTED_EXTRA_SECONDS
     for recipe, seed in itertools.product(recipes, seeds):
-        training = (recipe.training.max_minutes or 0.0) * SECONDS_PER_MINUTE
         cell, label = cell_path(results, recipe.name, seed), f"{recipe.name} seed {seed}"
         if is_done(cell, recipe):
             continue
-        if time.monotonic() + training + extra > deadline:
+        minutes = _training_minutes(recipe, workspace, seed, results, device)
+        latest = deadline - extra - (usual if minutes is None else minutes * SECONDS_PER_MINUTE)
+        if time.monotonic() > latest:
             postponed.append(label)
             continue
-        with claim(workspace, f"{recipe.name}-seed{seed}") as mine:
+        with claim(workspace, _cell_name(recipe, seed)) as mine:
             if not mine:
                 elsewhere.append(label)
                 continue
             # Another process may have made it since.
             if is_done(cell, recipe):
                 continue
+            untouched = not (workspace.run(recipe.name, seed) / "recipe.json").exists()
             try:
                 folder, seconds = _run_in_time(
-                    recipe, workspace, seed=seed, device=device, console=console, latest=deadline - training - extra
+                    recipe, workspace, seed=seed, device=device, console=console, since=since, latest=latest
                 )
             except _TooLate:
                 postponed.append(label)
                 continue
             except (TrainingDiverged, torch.OutOfMemoryError) as error:
                 # The other cells do not depend on this one.
-                console.print(f"[red]{recipe.name}, seed {seed}: {error}[/red]")
+                console.print(f"[red]{label}: {error}[/red]")
                 failed.append(label)
                 continue
             write_cell(folder, results, recipe)
-            # The next one takes as long as this one did.
-            extra = max(0.0, seconds - training)
+            # The next one takes as long as this one did, if that was the whole of it.
+            if untouched:
+                usual = read_json(folder / SUMMARY_FILE, remedy="train it again")["seconds"]
+                extra = seconds - usual
     if postponed:
         console.print(f"no time left for {', '.join(postponed)}: the same command goes on with them")
     if elsewhere:
@@ -194,9 +205,22 @@ class _TooLate(Exception):  # noqa: N818
 
 
 def _run_in_time(
-    recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.device, console: Console, latest: float
+    recipe: Recipe,
+    workspace: Workspace,
+    *,
+    seed: int,
+    device: torch.device,
+    console: Console,
+    since: float,
+    latest: float,
 ) -> tuple[Path, float]:
-    """The folder of a finished run, and its seconds from its turn to its scores; _TooLate if that is after `latest`."""
+    """The folder of a finished run, and its seconds from its turn to its scores; _TooLate if that is after `latest`.
+
+    Other processes learn that a training has diverged. Memory may be enough where they are.
+    """
+    name = _cell_name(recipe, seed)
+    if reason := given_up(workspace, name, since=since):
+        raise TrainingDiverged(reason)
     provide_once(recipe.dataset, workspace, device=device, console=console)
     begun = time.monotonic()
 
@@ -206,8 +230,17 @@ def _run_in_time(
         if begun > latest:
             raise _TooLate
 
-    folder = run_one(recipe, workspace, seed=seed, device=device, console=console, on_turn=on_turn)
+    try:
+        folder = run_one(recipe, workspace, seed=seed, device=device, console=console, on_turn=on_turn)
+    except TrainingDiverged as error:
+        give_up(workspace, name, str(error))
+        raise
     return folder, time.monotonic() - begun
+
+
+def _cell_name(recipe: Recipe, seed: int) -> str:
+    """By which processes know a cell."""
+    return f"{recipe.name}-seed{seed}"
 
 
 def print_plan(
@@ -223,11 +256,11 @@ def print_plan(
     """Print each cell and part, what is left of it, and how long its training takes as far as that is known."""
     table = Table("cell", "seed", "to do", "time", title=f"results in {results}", title_justify="left")
     table.box, table.columns[0].no_wrap = box.SIMPLE, True
-    known, total, guessed = _known_minutes(results), 0.0, True
+    total, guessed = 0.0, True
     for recipe in recipes:
         for seed in seeds:
             left = _left_to_do(recipe, workspace, seed, results)
-            minutes = _minutes(recipe, known) if "train" in left else 0.0
+            minutes = _training_minutes(recipe, workspace, seed, results, device) if left else 0.0
             total, guessed = total + (minutes or 0.0), guessed and minutes is not None
             table.add_row(recipe.name, str(seed), ", ".join(left) or "done", _shown(minutes))
     further, foreseen = 0.0, True
@@ -273,9 +306,8 @@ def _left_to_do(recipe: Recipe, workspace: Workspace, seed: int, results: Path) 
     if is_done(cell_path(results, recipe.name, seed), recipe):
         return []
     folder = workspace.run(recipe.name, seed)
-    simulated = (workspace.dataset(recipe.dataset.name) / "stats.yaml").exists()
     left = [
-        *([] if simulated else ["simulate"]),
+        *([] if is_whole(recipe.dataset, workspace.dataset(recipe.dataset.name)) else ["simulate"]),
         *([] if is_trained(folder) else ["train"]),
         *([] if is_rolled_out(folder, recipe) else ["predict"]),
         *([] if is_rolled_out(folder, recipe) and is_scored(folder) else ["score"]),
@@ -283,13 +315,8 @@ def _left_to_do(recipe: Recipe, workspace: Workspace, seed: int, results: Path) 
     return left or ["gather"]
 
 
-def _minutes(recipe: Recipe, known: dict[str, float]) -> float | None:
-    """Minutes that the training of a recipe takes: its limit, or what an earlier cell of it took."""
-    if recipe.training.max_minutes is not None:
-        return recipe.training.max_minutes
-    return known.get(recipe.name)
-
-
-def _known_minutes(results: Path) -> dict[str, float]:
-    cells = [json.loads(path.read_text()) for path in list_cells(results)]
-    return {cell["scores"]["name"]: cell["training"]["seconds"] / SECONDS_PER_MINUTE for cell in cells}
+def _training_minutes(
+    recipe: Recipe, workspace: Workspace, seed: int, results: Path, device: torch.device
+) -> float | None:
+    """The minutes of training that a cell still takes, as if from its start; None if that is unknown."""
+    return 0.0 if is_trained(workspace.run(recipe.name, seed)) else expected_minutes(recipe, results, device)

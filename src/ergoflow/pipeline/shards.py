@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ergoflow.config import SPLITS, ChannelDatasetConfig, SimulatedDatasetConfig
+from ergoflow.config import SPLITS, ChannelDatasetConfig, DatasetConfig, FilesDatasetConfig, SimulatedDatasetConfig
+from ergoflow.data.statistics import STATISTICS_FILE
 from ergoflow.data.store import is_complete
 
 
@@ -57,6 +58,13 @@ def completeness(dataset: SimulatedDatasetConfig, folder: Path) -> str:
     made = sum(shard.count for shard in shards if is_complete(shard.path))
     total = sum(shard.count for shard in shards)
     return "complete" if made == total else f"{made} of {total} trajectories"
+
+
+def is_whole(dataset: DatasetConfig, folder: Path) -> bool:
+    """Whether a data set is there in full: its statistics and, of a simulated one, every shard."""
+    if not (folder / STATISTICS_FILE).exists():
+        return False
+    return isinstance(dataset, FilesDatasetConfig) or all(is_complete(s.path) for s in list_shards(dataset, folder))
 
 
 def batches(shards: Iterable[Shard], size: int) -> Iterator[tuple[Shard, ...]]:

@@ -1,7 +1,7 @@
 """Several `ergoflow reproduce` below one root: each cell is made by one of them, and a device trains one at a time.
 
-What is shared has an empty file in ROOT/runs/.locks. Its lock is the kernel's and goes with the process that holds it,
-so one that was killed holds nobody up.
+What is shared has a file in ROOT/runs/.locks. Its lock is the kernel's and goes with the process that holds it, so one
+that was killed holds nobody up. The file is empty, or says why the cell could not be made.
 """
 
 from __future__ import annotations
@@ -39,6 +39,17 @@ def alone(workspace: Workspace, what: str, console: Console, *, waiting: str) ->
 def turn(workspace: Workspace, device: torch.device, console: Console) -> AbstractContextManager[None]:
     """Have a turn on the device inside the block, after all other processes below the root that have one."""
     return alone(workspace, _device_name(device), console, waiting=f"another process has its turn on {device}")
+
+
+def give_up(workspace: Workspace, what: str, reason: str) -> None:
+    """Tell the other processes why there is no use in making something; whoever has claimed it may."""
+    _lock_file(workspace, what).write_text(reason)
+
+
+def given_up(workspace: Workspace, what: str, *, since: float) -> str:
+    """Why a process gave something up after `since`, a time of `time.time`; empty if none did."""
+    file = _lock_file(workspace, what)
+    return file.read_text() if file.exists() and file.stat().st_mtime > since else ""
 
 
 def _lock_file(workspace: Workspace, what: str) -> Path:

@@ -15,6 +15,7 @@ from ergoflow.data.files import read_json
 from ergoflow.pipeline.predict import FACTS_FILE, predict
 from ergoflow.pipeline.runs import is_of_these_weights, is_trained, require_same_run
 from ergoflow.pipeline.score import score
+from ergoflow.pipeline.shards import is_whole
 from ergoflow.pipeline.sharing import alone, turn
 from ergoflow.pipeline.simulate import provide
 from ergoflow.pipeline.train import train
@@ -23,11 +24,13 @@ from ergoflow.training.trainer import TrainingInterrupted
 
 
 def provide_once(dataset: DatasetConfig, workspace: Workspace, *, device: torch.device, console: Console) -> None:
-    """Make a data set if it is missing: one process of all below the root does, while nothing trains on its device."""
+    """Make what is missing of a data set: one process below the root does, while nothing trains on its device."""
     folder = workspace.dataset(dataset.name)
     with ExitStack() as block:
-        if not (folder / "stats.yaml").exists():
+        if not is_whole(dataset, folder):
             block.enter_context(alone(workspace, "data", console, waiting="another process is simulating"))
+        # Another process may have made it since.
+        if not is_whole(dataset, folder):
             block.enter_context(turn(workspace, device, console))
         provide(dataset, workspace, device=device, console=console)
 
