@@ -264,7 +264,7 @@ def test_player_opens_where_forecasts_have_parted_and_stays_there_for_those_who_
 
 
 def test_player_plays_by_itself_in_sight_until_the_reader_takes_over(opened: Browser, page: Path) -> None:
-    playing = "document.querySelector('.play').getAttribute('aria-pressed') === 'true'"
+    playing = "document.querySelector('.play').textContent === 'Pause'"
     scroll = "window.scrollTo({{top: {}, behavior: 'instant'}})"
     place = "document.querySelector('.player').getBoundingClientRect().top + scrollY"
     _prefer(opened, "light", motion="no-preference")
@@ -288,12 +288,22 @@ def test_player_plays_and_pauses(opened: Browser) -> None:
     start = opened.run("document.querySelector('.player').dataset.frame")
     opened.click(".player .play")
     opened.wait(f"Number(document.querySelector('.player').dataset.frame) >= {start} + 3")
-    assert opened.run("document.querySelector('.play').getAttribute('aria-pressed')") == "true"
+    assert opened.run("document.querySelector('.play').textContent") == "Pause"
     opened.click(".player .play")
     stopped = opened.run("document.querySelector('.player').dataset.frame")
     time.sleep(0.4)
     assert opened.run("document.querySelector('.player').dataset.frame") == stopped
     assert opened.run("document.querySelector('.play').textContent") == "Play"
+
+
+def test_a_button_whose_label_changes_has_no_state_besides(opened: Browser) -> None:
+    """Else a screen reader would say "Pause, pressed" of what is playing."""
+    for button in ("#theme", ".player .play"):
+        label = f"document.querySelector({button!r}).textContent"
+        before = opened.run(label)
+        opened.click(button)
+        assert opened.run(label) != before
+    assert opened.run("document.querySelectorAll('[aria-pressed]').length") == 0
 
 
 def test_speed_slider_sets_the_pace(opened: Browser) -> None:

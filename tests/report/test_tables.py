@@ -235,6 +235,8 @@ def test_cards_hold_the_best_run_against_floor_and_print(make_run: Make) -> None
         (12.345, "12.3"),
         (1234.5, "1234"),
         (1.23e-6, "1.2×10⁻⁶"),
+        (9.97e-5, "1.0×10⁻⁴"),
+        (-9.97e6, "−1.0×10⁷"),
         (4.5e7, "4.5×10⁷"),
     ],
 )

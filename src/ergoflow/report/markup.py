@@ -88,7 +88,7 @@ def player_block(data: dict[str, Any], left_out: Sequence[str], *, identifier: s
         '<fieldset class="chips"><legend>Models</legend></fieldset>'
         '<div class="tiles"></div><div class="scales"></div>'
         '<div class="controls"><button type="button" class="back" aria-label="Step back">◀</button>'
-        '<button type="button" class="play" aria-pressed="false">Play</button>'
+        '<button type="button" class="play">Play</button>'
         '<button type="button" class="next" aria-label="Step forward">▶</button>'
         '<label class="scrub">Frame <input type="range" class="frame" min="0" max="0" value="0"></label>'
         '<label>Speed <input type="range" class="speed" min="1" max="30" value="8"></label>'

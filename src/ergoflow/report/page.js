@@ -8,10 +8,7 @@
   const stored = () => { try { return localStorage.getItem("ergoflow-theme"); } catch { return null; } };
   const store = (value) => { try { localStorage.setItem("ergoflow-theme", value); } catch { /* not kept */ } };
   const isDark = () => (root.dataset.theme || (systemDark.matches ? "dark" : "light")) === "dark";
-  const showTheme = () => {
-    themeButton.textContent = isDark() ? "Light" : "Dark";
-    themeButton.setAttribute("aria-pressed", String(isDark()));
-  };
+  const showTheme = () => { themeButton.textContent = isDark() ? "Light" : "Dark"; };
   if (stored() === "dark" || stored() === "light") root.dataset.theme = stored();
   themeButton.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
@@ -181,7 +178,6 @@
       if (playing === value) return;
       playing = value;
       play.textContent = playing ? "Pause" : "Play";
-      play.setAttribute("aria-pressed", String(playing));
       if (playing) { last = 0; requestAnimationFrame(tick); }
     };
     // It plays by itself while it can be seen, until the reader takes over; not for those who want less motion.

@@ -146,11 +146,6 @@ class RunGroup:
         return self.runs[0]
 
     @property
-    def label(self) -> str:
-        """The experiment's name, with the number of seeds when there are several."""
-        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
-
-    @property
     def plane_axes(self) -> tuple[str, ...]:
         """Names of the two array axes of a field: ("x", "y") unless the scores say otherwise."""
         return tuple(self.first.scores.get("axes", ("x", "y")))

@@ -138,8 +138,9 @@ def number(value: float | None) -> str:
     if -4 < exponent < 5:
         decimals = 4 if exponent == -3 else min(3, max(0, 2 - exponent))
         return f"{value:.{decimals}f}".replace("-", "−")
-    mantissa = f"{value / 10.0**exponent:.1f}".replace("-", "−")
-    return f"{mantissa}×10" + str(exponent).translate(_SUPERSCRIPTS)
+    # Rounding may carry: 9.97e-5 is 1.0×10⁻⁴.
+    mantissa, power = f"{value:.1e}".split("e")
+    return f"{mantissa}×10{str(int(power)).translate(_SUPERSCRIPTS)}".replace("-", "−")
 
 
 def duration(seconds: float) -> str:
