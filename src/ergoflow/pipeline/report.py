@@ -9,19 +9,36 @@ from rich.console import Console
 
 from ergoflow.data.files import read_json, read_npz
 from ergoflow.pipeline.cells import list_cells, read_cell
+from ergoflow.pipeline.predict import FACTS_FILE
 from ergoflow.pipeline.progress import bar
-from ergoflow.pipeline.runs import SUMMARY_FILE
+from ergoflow.pipeline.runs import SUMMARY_FILE, is_of_these_weights
+from ergoflow.pipeline.stages import is_scored
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.report.html import names_drawn, render
 from ergoflow.report.runs import RunView
+from ergoflow.training.checkpoint import WEIGHTS_FILE
 
 
 def report(workspace: Workspace, *, title: str, console: Console, results: Path | None = None) -> Path:
     """Write the page and return its path; cells of `results` join the runs below the root.
 
-    Where a run is there and in a cell, the run is shown: it has frames to play.
+    Where a run is there and in a cell, the run is shown: it has frames to play. A run whose scores are not those of
+    its weights is not shown.
     """
-    views = [_view(folder) for folder in workspace.scored_runs()]
+    views, outdated = [], []
+    for folder in workspace.scored_runs():
+        if _is_current(folder):
+            views.append(_view(folder))
+        else:
+            outdated.append(f"{folder.parent.name}/{folder.name}")
+    if outdated:
+        console.print(
+            f"left out, as their weights or roll-outs are not those that were scored: {', '.join(outdated)}; "
+            "run `ergoflow predict` and `ergoflow score` again",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     here = {(view.name, view.seed) for view in views}
     cells = [read_cell(path) for path in list_cells(results)] if results is not None else []
     views += [cell for cell in cells if (cell.name, cell.seed) not in here]
@@ -35,6 +52,15 @@ def report(workspace: Workspace, *, title: str, console: Console, results: Path 
         return render(views, workspace.report, title=title, drawn=lambda name: advance(note=name))
 
 
+def _is_current(folder: Path) -> bool:
+    """Whether the scores are those of the roll-out that is there, and that is one of the run's weights."""
+    rollout = folder / "rollout" / FACTS_FILE
+    if not (rollout.exists() and (folder / WEIGHTS_FILE).exists()):
+        return False
+    facts = read_json(rollout, remedy="run `ergoflow predict` again")
+    return is_scored(folder) and is_of_these_weights(folder, facts)
+
+
 def _view(folder: Path) -> RunView:
     again = "run `ergoflow score` again"
     scores = read_json(folder / "scores.json", remedy=again)
@@ -42,10 +68,13 @@ def _view(folder: Path) -> RunView:
     log = folder / "log.jsonl"
     lines = log.read_text().splitlines() if log.exists() else []
     training = folder / SUMMARY_FILE
+    # The recipe of a training: the roll-out may have been made with another evaluation.
+    recipe = json.loads((folder / "recipe.json").read_text())
+    rollout = read_json(folder / "rollout" / FACTS_FILE, remedy=again)
     return RunView(
         name=scores["name"],
         seed=scores["seed"],
-        recipe=json.loads((folder / "recipe.json").read_text()),
+        recipe=recipe | {"evaluation": rollout["evaluation"]},
         scores=scores,
         curves=curves,
         log=[json.loads(line) for line in lines],
