@@ -1,9 +1,10 @@
-"""The page of a root: whose scores it shows and with which settings."""
+"""The page of a root: whose scores it shows, with which settings, and how its files are written."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 from html import unescape
@@ -14,6 +15,7 @@ import torch
 from rich.console import Console
 
 from ergoflow.config import Recipe, override
+from ergoflow.data.files import TEMPORARY_SUFFIX
 from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.score import score
@@ -101,3 +103,21 @@ def test_a_run_is_shown_with_the_evaluation_it_was_rolled_out_by(space: Workspac
     facts = [json.loads(block) for block in re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)]
     assert [shown["recipe"]["evaluation"]["steps"] for shown in facts] == [140, 130]
     assert [shown["recipe"]["training"]["max_steps"] for shown in facts] == [3, 3]
+
+
+def test_an_interrupted_report_leaves_the_old_page(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = report(space, title="old", console=QUIET)
+    files = sorted(path.name for path in page.parent.iterdir())
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            report(space, title="new", console=QUIET)
+    assert "<title>old</title>" in page.read_text()
+    assert sorted(path.name for path in page.parent.iterdir()) == files
+    (page.parent / f".index.html.0123{TEMPORARY_SUFFIX}").touch()
+    report(space, title="new", console=QUIET)
+    assert sorted(path.name for path in page.parent.iterdir()) == files

@@ -5,7 +5,6 @@ import csv
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -81,6 +80,11 @@ def folder(make_run: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return render(runs, tmp_path_factory.mktemp("report"), title="A & B").parent
 
 
+def only(run: RunView, *families: str) -> RunView:
+    """The run with some of its curves and without a log."""
+    return dataclasses.replace(run, curves={k: v for k, v in run.curves.items() if k.startswith(families)}, log=[])
+
+
 def test_the_page_is_well_formed_with_unique_ids(folder: Path) -> None:
     parsed = outline(folder / "index.html")
     assert parsed.faults == []
@@ -154,11 +158,6 @@ def test_a_constant_has_no_mixing_rate_and_its_cell_is_not_red(folder: Path) -> 
     assert "failed" not in zero
     (cell,) = re.findall(r'<span class="cell missing" data-metric="delta_lambda" title="([^"]+)">–<', zero)
     assert "not defined" in cell
-
-
-def test_nothing_is_left_of_the_writing_and_all_may_read_it(folder: Path) -> None:
-    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
-    assert (folder / "index.html").stat().st_mode & 0o444 == 0o444
 
 
 def test_equal_runs_give_equal_bytes(make_run: Make, tmp_path: Path) -> None:
@@ -298,6 +297,53 @@ def test_hostile_names_are_text(make_run: Make, tmp_path: Path) -> None:
     assert all(re.fullmatch(r"[a-z0-9-]+\.png|index\.html|tables\.(csv|json)", p.name) for p in page.parent.iterdir())
 
 
+def test_hostile_names_of_several_runs_end_no_attribute_and_no_menu(make_run: Make, tmp_path: Path) -> None:
+    names = ['"><img src=x onerror=alert(1)>', "</option></select><img src=y>", "<img src=z>&amp;"]
+    runs = [only(make_run(name, dataset="kf"), "relative_l2", "tke", "player") for name in names]
+    late = runs[2].curves["player/steps"] + 1
+    runs[2] = dataclasses.replace(runs[2], curves={**runs[2].curves, "player/steps": late})
+    parsed = outline(render(runs, tmp_path, title="t"))
+    assert parsed.faults == []
+    assert parsed.tags["img"] == 0
+    assert set(names) <= set(parsed.text)
+
+
+def test_hostile_words_of_scores_are_text(make_run: Make, tmp_path: Path) -> None:
+    word = '"><img src=x onerror=alert(1)>'
+    runs = [only(make_run(f"m{n}", dataset=f"{word}{n}")) for n in range(3)]
+    for run in runs:
+        run.scores.update(remark=word, commit=word)
+        for metric in run.scores["metrics"].values():
+            metric.update(label=word + metric["label"], unit=word, definition=word)
+    parsed = outline(render(runs, tmp_path, title="t"))
+    assert parsed.faults == []
+    assert parsed.tags["img"] == 0
+    assert any(word in text for text in parsed.text)
+
+
+def test_runs_of_different_tests_are_to_be_compared_with_care(make_run: Make, tmp_path: Path) -> None:
+    runs = [only(make_run(name)) for name in ("a", "b")]
+    assert "with care" not in render(runs, tmp_path, title="t").read_text(encoding="utf-8")
+    runs[1].scores["rollout_steps"] = 2000
+    text = render(runs, tmp_path, title="t").read_text(encoding="utf-8")
+    assert "4 test trajectories, 1,000 steps; 4 test trajectories, 2,000 steps. Runs were scored on different" in text
+
+
+def test_the_player_names_the_runs_it_cannot_show(make_run: Make, tmp_path: Path) -> None:
+    runs = [only(make_run(name, skill=skill), "player") for name, skill in (("a", 0.1), ("b", 0.5))]
+    assert "not shown" not in render(runs, tmp_path, title="t").read_text(encoding="utf-8")
+    late = runs[1].curves["player/steps"] + 1
+    runs[1] = dataclasses.replace(runs[1], curves={**runs[1].curves, "player/steps": late})
+    assert "other steps, not shown: b.</p>" in render(runs, tmp_path, title="t").read_text(encoding="utf-8")
+
+
+def test_every_task_of_a_data_set_has_its_chapter_whatever_others_are_called(make_run: Make, tmp_path: Path) -> None:
+    runs = [only(make_run(name, dataset=dataset)) for name, dataset in (("a", "kf"), ("b", "kf-3"), ("c", "kf"))]
+    runs[2].scores["step_seconds"] = 0.2
+    assert names_drawn(runs) == ["kf", "a", "kf-3", "b", "kf-2", "c"]
+    assert {"kf", "kf-2", "kf-3"} <= set(outline(render(runs, tmp_path, title="t")).ids)
+
+
 def test_twenty_runs_fit_on_one_page(make_run: Make, tmp_path: Path) -> None:
     runs = [make_run(f"model-{n:02d}", skill=0.02 * 1.2**n, grid=(32, 32), frames=30) for n in range(20)]
     families = ("relative_l2", "tke", "player", "series")
@@ -321,21 +367,30 @@ def test_a_large_run_stays_small_enough_to_send(make_run: Make, tmp_path: Path) 
     assert render([run], tmp_path, title="Large").stat().st_size < 5_000_000
 
 
-def test_an_interrupted_write_leaves_the_old_page(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = dataclasses.replace(make_run(), curves={}, log=[])
-    page = render([run], tmp_path, title="old")
+def test_figures_that_only_an_earlier_page_had_are_gone_and_other_files_are_not(make_run: Make, tmp_path: Path) -> None:
+    runs = [only(make_run(name), "spectrum", "tke") for name in ("first", "second")]
+    render([runs[0]], tmp_path, title="t")
+    (tmp_path / "kf64-kinetic-energy.png").write_bytes(b"mine")
+    assert (tmp_path / "kf64-kinetic-energy-1-first.png").exists()
+    for _ in range(2):
+        render([runs[1]], tmp_path, title="t")
+        assert sorted(path.name for path in tmp_path.glob("*.png")) == [
+            "kf64-kinetic-energy-1-second.png",
+            "kf64-kinetic-energy.png",
+            "kf64-spectrum.png",
+        ]
 
-    def refuse(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(OSError, match="No space left"):
-        render([run], tmp_path, title="new")
-    monkeypatch.undo()
-    assert "<title>old</title>" in page.read_text(encoding="utf-8")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "tables.csv", "tables.json"]
+def test_a_damaged_page_is_replaced(make_run: Make, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_bytes(b"\xff\x00")
+    assert "<title>t</title>" in render([only(make_run())], tmp_path, title="t").read_text(encoding="utf-8")
+
+
+def test_the_page_is_written_last(make_run: Make, tmp_path: Path) -> None:
+    written: list[str] = []
+    render([only(make_run(), "spectrum")], tmp_path, title="t", write=lambda path, content: written.append(path.name))
+    assert written == ["kf64-spectrum.png", "tables.json", "tables.csv", "index.html"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_scripts_hash_in_the_policy_is_the_scripts(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ergoflow.data.files import read_json, read_npz
+from ergoflow.data.files import read_json, read_npz, remove_leftovers, write_bytes_atomic
 from ergoflow.pipeline.cells import list_cells, read_cell
 from ergoflow.pipeline.predict import FACTS_FILE
 from ergoflow.pipeline.progress import bar
@@ -48,8 +48,11 @@ def report(workspace: Workspace, *, title: str, console: Console, results: Path 
             f"scored runs were expected below {workspace.root / 'runs'}{where}, but there are none; "
             "run `ergoflow score RECIPE` first"
         )
+    remove_leftovers(workspace.report)
     with bar(console, "report", len(names_drawn(views)), "parts") as advance:
-        return render(views, workspace.report, title=title, drawn=lambda name: advance(note=name))
+        return render(
+            views, workspace.report, title=title, write=write_bytes_atomic, drawn=lambda name: advance(note=name)
+        )
 
 
 def _is_current(folder: Path) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import tempfile
+import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -36,25 +36,38 @@ PANELS_PER_RUN = 18
 
 
 def render(
-    runs: Sequence[RunView], folder: Path, *, title: str, drawn: Callable[[str], object] = lambda name: None
+    runs: Sequence[RunView],
+    folder: Path,
+    *,
+    title: str,
+    write: Callable[[Path, bytes], object] = Path.write_bytes,
+    drawn: Callable[[str], object] = lambda name: None,
 ) -> Path:
     """Write the report of all runs into `folder` and return the path of its `index.html`.
 
-    Each file appears whole or not at all (temporary name, fsync, rename); the page comes last. Drawing takes its time:
-    `drawn` is told the name of every experiment whose figures are done, and of every task (see `names_drawn`).
+    `write` writes each file; the page comes last, and then the figures of an earlier page that this one does not have
+    are removed. Drawing takes its time: `drawn` is told the name of every experiment whose figures are done, and of
+    every task (see `names_drawn`).
     """
+
+    def save(name: str, content: bytes) -> None:
+        write(folder / name, content)
+
     by_task = _by_task(group_runs(runs))
     tables = [build_table(groups) for groups in by_task.values()]
     folder.mkdir(parents=True, exist_ok=True)
     chapters = []
     budget = _Budget.of(by_task)
     for (slug, groups), table in zip(by_task.items(), tables, strict=True):
-        chapters.append(_chapter(slug, groups, table, folder, budget, drawn))
+        chapters.append(_chapter(slug, groups, table, budget, save, drawn))
     sentences = [sentence(table, groups) for table, groups in zip(tables, by_task.values(), strict=True)]
-    _write(folder / "tables.json", to_json(tables).encode())
-    _write(folder / "tables.csv", to_csv(tables).encode())
-    page = folder / "index.html"
-    _write(page, _page(title, sentences, list(by_task), tables, chapters).encode())
+    save("tables.json", to_json(tables).encode())
+    save("tables.csv", to_csv(tables).encode())
+    page, text = folder / "index.html", _page(title, sentences, list(by_task), tables, chapters)
+    earlier = _figure_ids(page.read_text(encoding="utf-8", errors="replace")) if page.exists() else set()
+    save(page.name, text.encode())
+    for name in earlier - _figure_ids(text):
+        (folder / f"{name}.png").unlink(missing_ok=True)
     return page
 
 
@@ -86,8 +99,14 @@ def _by_task(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
     slugs: dict[str, list[RunGroup]] = {}
     for (dataset, _), members in tasks.items():
         slug = slugify(dataset)
-        slugs[slug if slug not in slugs else f"{slug}-{len(slugs) + 1}"] = best_first(members)
+        names = itertools.chain([slug], (f"{slug}-{n}" for n in itertools.count(2)))
+        slugs[next(name for name in names if name not in slugs)] = best_first(members)
     return slugs
+
+
+def _figure_ids(page: str) -> set[str]:
+    """The ids of a page's figures, by which their PNG files are named."""
+    return set(re.findall(r'<figure id="([a-z0-9-]+)" class="', page))
 
 
 def _page(
@@ -135,8 +154,8 @@ def _chapter(
     slug: str,
     groups: Sequence[RunGroup],
     table: Table,
-    folder: Path,
     budget: _Budget,
+    save: Callable[[str, bytes], object],
     drawn: Callable[[str], object],
 ) -> str:
     """One task's part of the page; its figures are also written as PNG."""
@@ -150,7 +169,7 @@ def _chapter(
     parts.append("<h3>Scores</h3>")
     parts.append(_tables(slug, table))
     parts.append(_player(slug, groups, budget))
-    parts.append(_figures(slug, groups, folder, budget, drawn))
+    parts.append(_figures(slug, groups, budget, save, drawn))
     parts.append("<h3>Provenance</h3>")
     parts.append(markup.provenance(groups))
     return f'<section class="chapter" id="{slug}">{"".join(parts)}</section>'
@@ -187,7 +206,11 @@ def _tables(slug: str, table: Table) -> str:
 
 
 def _figures(
-    slug: str, groups: Sequence[RunGroup], folder: Path, budget: _Budget, drawn: Callable[[str], object]
+    slug: str,
+    groups: Sequence[RunGroup],
+    budget: _Budget,
+    save: Callable[[str, bytes], object],
+    drawn: Callable[[str], object],
 ) -> str:
     compared: list[str] = []
     maps: list[str] = []
@@ -197,7 +220,7 @@ def _figures(
         while item.run is not None and left[0] != item.run:
             drawn(left.pop(0))
         identifier = f"{slug}-{item.slug}"
-        _write(folder / f"{identifier}.png", to_png(item.figure))
+        save(f"{identifier}.png", to_png(item.figure))
         # The panels have found their places; finding them again takes as long as drawing.
         item.figure.set_layout_engine("none")
         svg = to_svg(item.figure, identifier=identifier, label=escape(item.alt))
@@ -247,19 +270,3 @@ def _player(slug: str, groups: Sequence[RunGroup], budget: _Budget) -> str:
 
 def _asset(name: str) -> str:
     return resources.files("ergoflow.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file so that it is either whole or absent."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        # mkstemp makes private files; a report is for sharing.
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
