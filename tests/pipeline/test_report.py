@@ -76,7 +76,7 @@ def test_a_run_that_was_trained_on_is_left_out_until_it_is_scored_again(space: W
     assert (seeds, "left out" in printed) == (["0", "1"], False)
     longer = tiny(updates=6)
     train(longer, space, seed=0, device=CPU, console=QUIET, resume=True)
-    advice = "not those that were scored: kf64-a3m/seed0; run `ergoflow predict` and `ergoflow score` again\n"
+    advice = "trained on since they were scored: kf64-a3m seed 0; run `ergoflow predict` and `ergoflow score` again\n"
     for verb in (predict, score):
         seeds, _, printed = page_of(space)
         assert seeds == ["1"]
@@ -86,15 +86,17 @@ def test_a_run_that_was_trained_on_is_left_out_until_it_is_scored_again(space: W
     assert (seeds, "left out" in printed) == (["0", "1"], False)
 
 
-@pytest.mark.parametrize("lost", ["model.safetensors", "rollout/rollout.json"])
-def test_scores_of_what_is_no_longer_there_are_left_out(space: Workspace, lost: str) -> None:
-    (space.run("kf64-a3m", 1) / lost).unlink()
+def test_scores_outlive_weights_and_roll_out(space: Workspace) -> None:
+    """Both take room and are deleted; and times are lost when a root is copied."""
+    folder = space.run("kf64-a3m", 1)
+    (folder / "model.safetensors").unlink()
+    shutil.rmtree(folder / "rollout")
+    os.utime(space.run("kf64-a3m", 0) / "scores.json", ns=(0, 0))
     seeds, _, printed = page_of(space)
-    assert seeds == ["0"]
-    assert "kf64-a3m/seed1" in printed
+    assert (seeds, "left out" in printed) == (["0", "1"], False)
 
 
-def test_a_run_is_shown_with_the_evaluation_it_was_rolled_out_by(space: Workspace) -> None:
+def test_a_run_is_shown_with_the_evaluation_it_was_scored_by(space: Workspace) -> None:
     other = tiny(steps=140)
     for verb in (predict, score):
         verb(other, space, seed=0, device=CPU, console=QUIET)

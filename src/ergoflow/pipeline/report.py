@@ -9,10 +9,8 @@ from rich.console import Console
 
 from ergoflow.data.files import read_json, read_npz, remove_leftovers, write_bytes_atomic
 from ergoflow.pipeline.cells import list_cells, read_cell
-from ergoflow.pipeline.predict import FACTS_FILE
 from ergoflow.pipeline.progress import bar
-from ergoflow.pipeline.runs import SUMMARY_FILE, is_of_these_weights
-from ergoflow.pipeline.stages import is_scored
+from ergoflow.pipeline.runs import SUMMARY_FILE, weights_digest
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.report.html import names_drawn, render
 from ergoflow.report.runs import RunView
@@ -27,13 +25,14 @@ def report(workspace: Workspace, *, title: str, console: Console, results: Path 
     """
     views, outdated = [], []
     for folder in workspace.scored_runs():
-        if _is_current(folder):
-            views.append(_view(folder))
+        view = _view(folder)
+        if _is_of_its_weights(view, folder):
+            views.append(view)
         else:
-            outdated.append(f"{folder.parent.name}/{folder.name}")
+            outdated.append(f"{view.name} seed {view.seed}")
     if outdated:
         console.print(
-            f"left out, as their weights or roll-outs are not those that were scored: {', '.join(outdated)}; "
+            f"left out, as they were trained on since they were scored: {', '.join(outdated)}; "
             "run `ergoflow predict` and `ergoflow score` again",
             markup=False,
             highlight=False,
@@ -55,13 +54,10 @@ def report(workspace: Workspace, *, title: str, console: Console, results: Path 
         )
 
 
-def _is_current(folder: Path) -> bool:
-    """Whether the scores are those of the roll-out that is there, and that is one of the run's weights."""
-    rollout = folder / "rollout" / FACTS_FILE
-    if not (rollout.exists() and (folder / WEIGHTS_FILE).exists()):
-        return False
-    facts = read_json(rollout, remedy="run `ergoflow predict` again")
-    return is_scored(folder) and is_of_these_weights(folder, facts)
+def _is_of_its_weights(view: RunView, folder: Path) -> bool:
+    """Whether a run's scores are those of the weights it has now; earlier versions and runs without weights say nothing."""
+    known = view.scores.get("weights")
+    return known is None or not (folder / WEIGHTS_FILE).exists() or known == weights_digest(folder)
 
 
 def _view(folder: Path) -> RunView:
@@ -71,13 +67,12 @@ def _view(folder: Path) -> RunView:
     log = folder / "log.jsonl"
     lines = log.read_text().splitlines() if log.exists() else []
     training = folder / SUMMARY_FILE
-    # The recipe of a training: the roll-out may have been made with another evaluation.
+    # The recipe of a training: it may have been scored with another evaluation.
     recipe = json.loads((folder / "recipe.json").read_text())
-    rollout = read_json(folder / "rollout" / FACTS_FILE, remedy=again)
     return RunView(
         name=scores["name"],
         seed=scores["seed"],
-        recipe=recipe | {"evaluation": rollout["evaluation"]},
+        recipe=recipe | {"evaluation": scores.get("evaluation", recipe["evaluation"])},
         scores=scores,
         curves=curves,
         log=[json.loads(line) for line in lines],

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from ergoflow.config import Recipe
+from ergoflow.config import Recipe, to_dict
 from ergoflow.data.files import read_json, read_npz
 from ergoflow.data.store import TrajectoryStore
 from ergoflow.metrics import (
@@ -63,7 +63,7 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
             "run `ergoflow predict` with this recipe and seed"
         )
     require_same_run(folder, recipe)
-    _require_same_rollout(folder, recipe)
+    rolled_out = _same_rollout(folder, recipe)
     if recipe.evaluation.exponents:
         require_exponents(recipe, store)
     reference = load_reference(recipe, store, device=device, console=console)
@@ -87,6 +87,8 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
         "step_seconds": recipe.step_seconds,
         "axes": list(store.info.axes),
         "fields": list(store.info.fields),
+        "weights": rolled_out.get("weights"),
+        "evaluation": to_dict(recipe.evaluation),
         "rollout_steps": model.energy.shape[1] - 1,
         "num_trajectories": model.num_trajectories,
         "parameters": _parameters(folder, recipe),
@@ -103,8 +105,8 @@ def score(recipe: Recipe, workspace: Workspace, *, seed: int, device: torch.devi
     return folder
 
 
-def _require_same_rollout(folder: Path, recipe: Recipe) -> None:
-    """Refuse a roll-out of other weights than the run's, or one whose statistics have other lags than the recipe's."""
+def _same_rollout(folder: Path, recipe: Recipe) -> Mapping[str, Any]:
+    """The facts of the roll-out; refused if of other weights than the run's, or with other lags than the recipe's."""
     facts = _read(folder / "rollout" / FACTS_FILE)
     again = f"run `ergoflow predict` again for {recipe.name}, with the same settings"
     if not is_of_these_weights(folder, facts):
@@ -113,6 +115,7 @@ def _require_same_rollout(folder: Path, recipe: Recipe) -> None:
     lag = facts.get("evaluation", {}).get("max_lag", asked)
     if lag != asked:
         raise ValueError(f"a roll-out with evaluation.max_lag={asked} was expected in {folder}, got {lag}; {again}")
+    return facts
 
 
 def _short_term(
