@@ -17,7 +17,7 @@ weight for weight. Five things can be added:
 
 `attention` says what K is made of: "lines" gives every line of an axis a kernel of its own, from the features on
 it; "a3m" pools the other axes first, by mean, max and min in separate heads, so that all lines share one kernel; "mean"
-pools by the mean alone. A kernel shared by all rows cannot shear: u(y) ∂x needs lines.
+pools by the mean alone. A kernel shared by all rows cannot shear: u(y) ∂x needs lines, unless the state is carried.
 
 At the start W_o = 0 and exp(A) is close to I, so every setting begins as the U-Net with the same weights, and the head
 is zero: a model of increments begins as persistence, or as an inviscid flow where the state is carried.

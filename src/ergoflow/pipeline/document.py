@@ -49,7 +49,7 @@ def _headline(evidence: Evidence) -> str:
 
 
 # Files of results/experiments whose rows are one recipe with one thing changed at a time.
-EXPERIMENTS = ("kf128-coarse-muon", "kf64-changed", "tcf32-held")
+EXPERIMENTS = ("kf128-coarse-muon", "kf64-changed", "kf64-attention", "tcf32-held")
 #: About the paper: what a new document holds.
 PAPER_BLOCKS: dict[str, Callable[[Evidence], str]] = {
     "claims": claims_block,

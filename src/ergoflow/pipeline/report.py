@@ -55,7 +55,7 @@ def report(workspace: Workspace, *, title: str, console: Console, results: Path 
 
 
 def _is_of_its_weights(view: RunView, folder: Path) -> bool:
-    """Whether a run's scores are those of the weights it has now; earlier versions and runs without weights say nothing."""
+    """Whether the scores are of the weights that are there: they are unless either says otherwise."""
     known = view.scores.get("weights")
     return known is None or not (folder / WEIGHTS_FILE).exists() or known == weights_digest(folder)
 
