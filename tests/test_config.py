@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ergoflow.config import Recipe, from_dict, load_recipe, override, to_dict
+from ergoflow.config import Recipe, first_difference, from_dict, load_recipe, override, to_dict
 from ergoflow.pipeline.reference import skipped_frames
 from ergoflow.recipes import catalogue, datasets, find_dataset, find_recipe
 
@@ -35,6 +35,19 @@ def test_override_changes_one_setting_and_nothing_else() -> None:
     after = override(before, ["training.epochs=11"])
     assert after.training.epochs == 11
     assert dataclasses.replace(after, training=before.training) == before
+
+
+def test_the_first_difference_is_named_with_its_path_and_both_values() -> None:
+    recipe = find_recipe("kf64-a3m")
+    assert first_difference(recipe, override(recipe, [])) is None
+    changed = override(recipe, ["dataset.flow.grid=[32, 48]", "training.epochs=11"])
+    assert first_difference(recipe, changed) == ("dataset.flow.grid", [64, 64], [32, 48])
+    assert first_difference(changed.training, recipe.training) == ("epochs", 11, recipe.training.epochs)
+
+
+def test_configurations_of_two_kinds_differ_in_their_kind_first() -> None:
+    a3m, mno = (find_recipe(f"kf64-{name}").model for name in ("a3m", "mno"))
+    assert first_difference(a3m, mno) == ("kind", "a3m", "mno")
 
 
 def test_a_roll_out_is_held_or_guarded() -> None:

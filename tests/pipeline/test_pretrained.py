@@ -31,7 +31,7 @@ from ergoflow.pipeline.document import gather
 from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.pretrained import best_small_model, export_model, pretrained_models
 from ergoflow.pipeline.reproduce import reproduce
-from ergoflow.pipeline.runs import read_facts
+from ergoflow.pipeline.runs import read_facts, weights_digest
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import run_one
@@ -183,9 +183,21 @@ def test_weights_that_half_precision_cannot_hold_are_not_exported(run: Path, tmp
     export_model(copy, tmp_path / "out")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     change_weights(copy, 1e8)
+    scores = json.loads((copy / "scores.json").read_text())
+    (copy / "scores.json").write_text(json.dumps(scores | {"weights": weights_digest(copy)}))
     with pytest.raises(ValueError, match=r"seed0 must reproduce its .* errors .*; train and export it again"):
         export_model(copy, tmp_path / "out")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_run_that_was_trained_on_since_it_was_scored_is_not_exported(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "runs" / "kf64-convnext" / "seed0"
+    shutil.copytree(run, copy)
+    (tmp_path / "data").symlink_to(run.parents[2] / "data")
+    change_weights(copy, 1e-3)
+    with pytest.raises(ValueError, match="was trained on since it was scored; `ergoflow predict` and `score` it again"):
+        export_model(copy, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_windows_fit_into_their_limit_and_one_is_always_there(

@@ -25,6 +25,21 @@ def test_count_rate_and_time_left_are_whole_and_the_note_is_cut_in_their_place(w
     assert (note in last) == (width == 180)
 
 
+def test_a_resumed_count_goes_on_and_its_rate_is_that_of_this_call() -> None:
+    """1600 of 16,000 units were done before; 1600 more take 100 s by the clock."""
+    now = [0.0]
+    output = io.StringIO()
+    console = Console(file=output, width=180, force_terminal=True, color_system=None, get_time=lambda: now[0])
+    with progress.bar(console, "train", 16_000, "samples") as advance:
+        now[0] = 50.0  # what is read before the first step is not its time
+        advance(0, before=1600)
+        for _ in range(10):
+            now[0] += 10.0
+            advance(160)
+    last = [line for line in output.getvalue().replace("\r", "\n").splitlines() if "3200/16000" in line][-1]
+    assert "16.0 samples/s" in last
+
+
 def test_off_a_terminal_one_line_says_what_was_done() -> None:
     output = io.StringIO()
     with progress.bar(Console(file=output, width=40), "read", 10, "frames") as advance:

@@ -7,11 +7,13 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -35,6 +37,7 @@ from ergoflow.pipeline.runs import RunFacts, is_trained, normalizer_of, open_sto
 from ergoflow.pipeline.score import score
 from ergoflow.pipeline.simulate import simulate
 from ergoflow.pipeline.stages import is_rolled_out, run_one
+from ergoflow.pipeline.summary import print_summary
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.verify import verify
 from ergoflow.pipeline.workspace import Workspace, pick_device
@@ -267,6 +270,28 @@ def test_a_run_goes_on_in_the_units_it_began_with_and_not_with_other_data(tmp_pa
         assert facts.read_bytes() == kept
 
 
+def test_a_trained_run_without_its_state_is_not_trained_from_the_start_under_its_name(
+    workspace: Workspace, scored: Path, tmp_path: Path
+) -> None:
+    space = Workspace(tmp_path)
+    (tmp_path / "data").symlink_to(workspace.root / "data")
+    folder = Path(shutil.copytree(scored, space.run("kf64-a3m", 0)))
+    (folder / "state" / "state.pt").unlink()
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(ValueError, match=r"holds trained weights, but state/state\.pt, .* is missing; bring it back"):
+        train(tiny("training.max_steps=8"), space, seed=0, device=CPU, console=console(), resume=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_a_bar_counts_what_was_trained_before_and_times_what_is_trained_now(workspace: Workspace) -> None:
+    name = "name=kf64-a3m-counted"
+    for steps, resume, samples in ((4, False, 16), (6, True, 8)):
+        loud = Console(file=io.StringIO(), width=200)
+        recipe = tiny(f"training.max_steps={steps}", "training.batch_size=4", name)
+        train(recipe, workspace, seed=0, device=CPU, console=loud, resume=resume)
+        assert f"train kf64-a3m-counted: {samples} samples in " in loud.file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -450,6 +475,11 @@ def test_data_of_ones_own_that_cannot_be_used_is_refused_with_the_reason(tmp_pat
         run(own_data(tmp_path / "d", whole | {"test": 1}), train, predict)
     with pytest.raises(ValueError, match=r"got \(16, 18\); give the recipe the grid of the files"):
         run(own_data(tmp_path / "e", whole, grid=(16, 18)), train)
+    space = own_data(tmp_path / "h", whole)
+    with h5py.File(space.dataset("kf64") / "data" / "train" / "noise.hdf5", "r+") as file:
+        file["t0_fields/vorticity"][1, 3, 2, 2] = math.nan  # after stats.yaml was written
+    with pytest.raises(ValueError, match=r"train split of .* must hold finite numbers, got others in trajectory 1"):
+        run(space, train)
     short = own_data(tmp_path / "g", whole, valid_frames=2)
     with pytest.raises(ValueError, match=r"valid split of .* more than 2 frames, one .*, got 2; lower task\.stride"):
         train(tiny("task.stride=2"), short, seed=0, device=CPU, console=console())
@@ -612,6 +642,20 @@ def test_a_damaged_file_is_named_with_what_makes_it_anew(
         verbs[verb]()
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(0.25, "strayed"), (0.75, "at floor")])
+def test_what_is_printed_after_a_run_calls_no_statistic_good_where_most_roll_outs_left(
+    scored: Path, tmp_path: Path, share: float, verdict: str
+) -> None:
+    scores = scores_of(scored)
+    scores["metrics"]["pca_kl"]["rows"]["model"]["verdict"] = "at floor"
+    scores["survival"][f"energy_in_range@{scores['survival']['steps']}"] = share
+    scores["survival"][f"enstrophy_in_range@{scores['survival']['steps']}"] = 1.0
+    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    loud = Console(file=io.StringIO(), width=200)
+    print_summary(tmp_path, loud)
+    assert re.search(rf"PCA-KL \S+ \(floor \S+: {verdict}\)", loud.file.getvalue())
+
+
 def test_missing_inputs_name_the_verb_that_makes_them(tmp_path: Path, workspace: Workspace) -> None:
     with pytest.raises(ValueError, match="run `ergoflow simulate` with this recipe"):
         train(tiny(), Workspace(tmp_path), seed=0, device=CPU, console=console())
@@ -626,6 +670,23 @@ def test_missing_inputs_name_the_verb_that_makes_them(tmp_path: Path, workspace:
 def test_a_data_set_of_another_shape_is_refused(workspace: Workspace) -> None:
     with pytest.raises(ValueError, match=r"expected to hold a \(32, 32\) grid, got \(16, 16\)"):
         train(tiny("dataset.flow.grid=[32, 32]"), workspace, seed=5, device=CPU, console=console())
+
+
+def test_a_data_set_that_was_simulated_otherwise_is_refused_by_every_verb(workspace: Workspace, scored: Path) -> None:
+    for change, was in (("flow.drag=0.2", "flow.drag=0.1"), ("train=5", "train=6")):
+        with pytest.raises(ValueError, match=rf"was simulated with {was}, but .*{change}; add --set dataset.{was}, or"):
+            train(tiny(f"dataset.{change}"), workspace, seed=5, device=CPU, console=console())
+    assert not workspace.run("kf64-a3m", 5).exists()
+
+
+def test_a_data_set_that_lost_a_file_is_refused_until_it_is_made_again(workspace: Workspace, tmp_path: Path) -> None:
+    space = Workspace(tmp_path)
+    shutil.copytree(workspace.dataset("kf64"), space.dataset("kf64"))
+    (space.dataset("kf64") / "data" / "train" / "kf64_0004.hdf5").unlink()
+    with pytest.raises(ValueError, match="holds 12 of 14 trajectories; run `ergoflow simulate`"):
+        train(tiny(), space, seed=0, device=CPU, console=console())
+    simulate(tiny().dataset, space, device=CPU, console=console())
+    assert is_trained(train(tiny(), space, seed=0, device=CPU, console=console()))
 
 
 def test_kept_steps_are_dense_first_then_sparse_with_the_last() -> None:

@@ -124,6 +124,19 @@ def test_physical_step_computes_in_the_precision_of_its_model_and_returns_that_o
     torch.testing.assert_close(moved.float(), step(state))
 
 
+def test_a_state_of_whole_numbers_is_refused_rather_than_rounded() -> None:
+    step = PhysicalStep(NormalizedStep(Constant(0.0, 0.0), "state"), NORMALIZER)
+    with pytest.raises(ValueError, match=r"floating point, got torch\.int64; use state\.float\(\)"):
+        step(torch.ones(1, 2, 5, dtype=torch.int64))
+
+
+def test_a_step_says_when_it_is_given_another_grid_than_it_was_trained_on() -> None:
+    step = PhysicalStep(NormalizedStep(Constant(0.0, 0.0), "state"), NORMALIZER, grid=(5, 4))
+    step(field(1, 2, 5, 4))  # warnings are errors here
+    with pytest.warns(UserWarning, match=r"trained on a grid \(5, 4\), given \(10, 8\)"):
+        step(field(1, 2, 10, 8))
+
+
 def test_step_leaves_its_input_unchanged() -> None:
     state = field(2, 2, 5)
     before = state.clone()

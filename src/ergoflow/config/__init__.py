@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergoflow.config.codec import from_dict, load_recipe, override, to_dict
+from ergoflow.config.codec import first_difference, from_dict, load_recipe, override, to_dict
 from ergoflow.config.datasets import (
     SPLITS,
     ChannelDatasetConfig,
@@ -24,6 +24,7 @@ __all__ = [
     "Recipe",
     "SimulatedDatasetConfig",
     "TaskConfig",
+    "first_difference",
     "from_dict",
     "load_recipe",
     "override",

@@ -10,6 +10,7 @@ import difflib
 import json
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,13 @@ def to_dict(config: Any) -> Any:
     if isinstance(config, tuple | list):
         return [to_dict(item) for item in config]
     return config
+
+
+def first_difference(known: Any, asked: Any) -> tuple[str, Any, Any] | None:
+    """The first setting in which two configurations differ: its dotted name and both values; None if they agree."""
+    before, now = dict(_settings(to_dict(known))), dict(_settings(to_dict(asked)))
+    different = (name for name in before | now if before.get(name) != now.get(name))
+    return next(((name, before.get(name), now.get(name)) for name in different), None)
 
 
 def from_dict(cls: Any, data: Any, path: str = "") -> Any:
@@ -90,6 +98,15 @@ def override(recipe: Recipe, assignments: typing.Sequence[str]) -> Recipe:
         target[leaf] = _parse(text)
     changed: Recipe = from_dict(Recipe, data)
     return changed
+
+
+def _settings(data: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Single settings under their dotted names."""
+    for name, value in data.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
 
 
 def _parse(text: str) -> Any:

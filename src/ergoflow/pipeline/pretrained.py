@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from ergoflow.config import Recipe, load_recipe
-from ergoflow.data.files import read_npz, write_bytes_atomic
+from ergoflow.data.files import read_json, read_npz, write_bytes_atomic
 from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.pipeline.check import LEAD, SCORES_FILE, STATES_FILE, write_check
 from ergoflow.pipeline.hub import fetch_model, is_hub_id
-from ergoflow.pipeline.runs import SUMMARY_FILE, build_step, is_trained, read_facts, write_run
+from ergoflow.pipeline.runs import SUMMARY_FILE, build_step, is_trained, read_facts, weights_digest, write_run
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.checkpoint import WEIGHTS_FILE, load_weights, save_weights
 
@@ -90,6 +90,9 @@ def export_model(folder: Path, target: Path) -> Path:
         raise ValueError(
             f"a scored run was expected in {folder}, but it is not complete; train, predict and score it first"
         )
+    scored = read_json(folder / "scores.json", remedy="run `ergoflow score` again").get("weights")
+    if scored is not None and scored != weights_digest(folder):
+        raise ValueError(f"{folder} was trained on since it was scored; `ergoflow predict` and `score` it again")
     recipe = load_recipe(folder / "recipe.json")
     if isinstance(recipe.model, ErgoformerConfig) and recipe.model.noise:
         raise ValueError(

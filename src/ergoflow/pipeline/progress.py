@@ -24,9 +24,9 @@ WIDE, BAR_WIDE, BAR_NARROW = 120, 28, 8
 
 
 class Advance(Protocol):
-    """Moves the bar by `amount` and may replace the note at its end."""
+    """Moves the bar by `amount` and may replace the note at its end; `before` was done in an earlier call."""
 
-    def __call__(self, amount: float = 1, *, note: str = "") -> None:
+    def __call__(self, amount: float = 1, *, note: str = "", before: int = 0) -> None:
         """Move the bar."""
 
 
@@ -53,17 +53,23 @@ def bar(console: Console, title: str, total: float, unit: str) -> Iterator[Advan
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as progress:
         task = progress.add_task(title, total=total, unit=unit, note="")
+        earlier = 0
 
-        def advance(amount: float = 1, *, note: str = "") -> None:
+        def advance(amount: float = 1, *, note: str = "", before: int = 0) -> None:
+            nonlocal earlier
+            if before:
+                earlier = before
+                progress.reset(task, completed=before)
             progress.update(task, advance=amount, note=note or progress.tasks[0].fields["note"])
 
         yield advance
         row = progress.tasks[0]
     if not console.is_terminal:
         elapsed = row.elapsed or 0.0
-        rate = row.completed / elapsed if elapsed else 0.0
+        done = row.completed - earlier
+        rate = done / elapsed if elapsed else 0.0
         console.print(
-            f"{title}: {row.completed:,.0f} {unit} in {elapsed:.1f} s ({rate:,.1f} {unit}/s)",
+            f"{title}: {done:,.0f} {unit} in {elapsed:.1f} s ({rate:,.1f} {unit}/s)",
             highlight=False,
             soft_wrap=True,
         )

@@ -19,7 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ergoflow.config import FilesDatasetConfig, Recipe, load_recipe, to_dict
+from ergoflow.config import (
+    FilesDatasetConfig,
+    KolmogorovDatasetConfig,
+    Recipe,
+    SimulatedDatasetConfig,
+    first_difference,
+    load_recipe,
+    to_dict,
+)
 from ergoflow.data.files import read_json, write_text_atomic
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.statistics import add_increment_std
@@ -28,7 +36,8 @@ from ergoflow.models.advection import Pace
 from ergoflow.models.build import build_model
 from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.models.velocity import is_evenly_spaced
-from ergoflow.pipeline.workspace import Workspace, commit
+from ergoflow.pipeline.shards import completeness
+from ergoflow.pipeline.workspace import Workspace, commit, load_dataset_config
 from ergoflow.training.checkpoint import WEIGHTS_FILE, load_weights
 from ergoflow.training.climate import Climate, HeldStep
 from ergoflow.training.dissipation import DissipativeStep, state_norm
@@ -40,6 +49,8 @@ SUMMARY_FILE = "training.json"
 # Neighbouring frames have nearly the same norm.
 RADIUS_STRIDE = 10
 CLIMATE_STRIDE = 5
+# A run may go on with data whose spreads differ by this share from those it began with.
+SAME_DATA = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +118,21 @@ def open_store(recipe: Recipe, workspace: Workspace) -> TrajectoryStore:
             f"{folder} was expected to hold a {recipe.dataset.grid} grid, got {store.info.grid}; "
             "give the recipe the grid of the files or choose another --root"
         )
+    if isinstance(recipe.dataset, SimulatedDatasetConfig) and (folder / "dataset.json").exists():
+        _require_simulated_as_asked(recipe.dataset, folder)
     return store
+
+
+def _require_simulated_as_asked(dataset: SimulatedDatasetConfig, folder: Path) -> None:
+    """Refuse a data set that was simulated with other settings, or a Kolmogorov set that has lost files."""
+    if difference := first_difference(load_dataset_config(folder), dataset):
+        key, known, asked = difference
+        raise ValueError(
+            f"{folder} was simulated with {key}={known}, but the recipe says {key}={asked}; add "
+            f"--set dataset.{key}={json.dumps(known, separators=(',', ':'))}, or choose another --root and simulate it"
+        )
+    if isinstance(dataset, KolmogorovDatasetConfig) and (made := completeness(dataset, folder)) != "complete":
+        raise ValueError(f"{folder} holds {made}; run `ergoflow simulate`, which makes the rest")
 
 
 def require_finite(frames: Tensor, store: TrajectoryStore, split: str) -> None:
@@ -216,13 +241,34 @@ def require_same_run(folder: Path, recipe: Recipe, *, parts: Sequence[str] = ("d
     """Refuse a recipe whose data, task or model (or other parts) are not those the run was trained with."""
     stored = load_recipe(folder / "recipe.json")
     for part in parts:
-        known, asked = to_dict(getattr(stored, part)), to_dict(getattr(recipe, part))
-        for key in known:
-            if known[key] != asked.get(key):
-                raise ValueError(
-                    f"{folder} was trained with {part}.{key}={known[key]}, but {part}.{key}={asked.get(key)} was asked "
-                    "for; use its own recipe.json, another --seed or --root, or train it anew with --overwrite"
-                )
+        if difference := first_difference(getattr(stored, part), getattr(recipe, part)):
+            key, known, asked = difference
+            raise ValueError(
+                f"{folder} was trained with {part}.{key}={known}, but {part}.{key}={asked} was asked "
+                "for; use its own recipe.json, another --seed or --root, or train it anew with --overwrite"
+            )
+
+
+def require_same_data(folder: Path, facts: RunFacts) -> RunFacts:
+    """The facts a run began with; refused if the data are others now.
+
+    Data that were simulated anew on another machine differ by what a finite sample does.
+    """
+    known = read_facts(folder)
+    pairs = {name: (getattr(known, name), getattr(facts, name)) for name in ("fields", "grid", "length", "periodic")}
+    changed = [name for name, (before, now) in pairs.items() if before != now]
+    for name in ("std", "std_delta"):
+        before, now = (getattr(of.normalizer, name) for of in (known, facts))
+        pairs[name] = (before.tolist(), now.tolist())
+        if len(before) != len(now) or not torch.allclose(before, now, rtol=SAME_DATA):
+            changed.append(name)
+    if changed:
+        before, now = pairs[changed[0]]
+        raise ValueError(
+            f"{folder} was trained on data with {changed[0]} {before}, got {now}; "
+            "bring back the data set it began with, or train it anew with --overwrite"
+        )
+    return known
 
 
 def is_trained(folder: Path) -> bool:
@@ -251,7 +297,7 @@ def load_run(folder: Path, *, device: torch.device | str = "cpu") -> PhysicalSte
     recipe = load_recipe(folder / "recipe.json")
     step = build_step(recipe, facts, seed=0)
     load_weights(step.model, weights)
-    return PhysicalStep(guarded(step, recipe, facts), facts.normalizer).to(device).eval()
+    return PhysicalStep(guarded(step, recipe, facts), facts.normalizer, grid=facts.grid).to(device).eval()
 
 
 def guarded(step: NormalizedStep, recipe: Recipe, facts: RunFacts) -> nn.Module:

@@ -21,6 +21,7 @@ from ergoflow.config import (
     DatasetConfig,
     FilesDatasetConfig,
     SimulatedDatasetConfig,
+    first_difference,
     to_dict,
 )
 from ergoflow.data.files import write_text_atomic
@@ -93,13 +94,10 @@ def _require_same_dataset(dataset: SimulatedDatasetConfig, folder: Path, dtype: 
                 f"{folder} holds data that `ergoflow simulate` did not make; choose another --root or data set name"
             )
         return
-    known, wanted = to_dict(load_dataset_config(folder)), to_dict(dataset)
-    if known != wanted:
-        flat = {**wanted, **{f"flow.{k}": v for k, v in wanted["flow"].items()}}
-        other = {**known, **{f"flow.{k}": v for k, v in known["flow"].items()}}
-        key = next(k for k in flat if k != "flow" and flat[k] != other.get(k))
+    if difference := first_difference(load_dataset_config(folder), dataset):
+        key, known, asked = difference
         raise ValueError(
-            f"{folder} holds {dataset.name} with {key}={other.get(key)}, but {key}={flat[key]} was asked for; "
+            f"{folder} holds {dataset.name} with {key}={known}, but {key}={asked} was asked for; "
             "choose another --root or remove that folder"
         )
     made = next((shard.path for shard in list_shards(dataset, folder) if is_complete(shard.path)), None)

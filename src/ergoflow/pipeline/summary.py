@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ergoflow.report.runs import share_in_range
+from ergoflow.report.runs import has_strayed, share_in_range
+from ergoflow.report.tables import GOOD, STRAYED
 
 LINES = {"spectrum, energy": ("me_ape", "me_lrw", "tke_error"), "mixing, density": ("delta_lambda", "pca_kl", "pdf_w1")}
 
@@ -33,11 +34,11 @@ def _lines(scores: dict[str, Any]) -> list[str]:
         for key, metric in metrics.items()
         if key.startswith("relative_l2@") and metric["headline"]
     ]
+    inside, strayed = share_in_range(scores), has_strayed([scores])
     statistics = [
-        f"  {title:<17}" + ", ".join(_beside_floor(metrics[key]) for key in keys if key in metrics)
+        f"  {title:<17}" + ", ".join(_beside_floor(metrics[key], strayed=strayed) for key in keys if key in metrics)
         for title, keys in LINES.items()
     ]
-    inside = share_in_range(scores)
     left = f", {inside:.0%} with energy and enstrophy in range" if inside < survival["fraction"] else ""
     return [
         f"[bold]{scores['name']}[/bold], seed {scores['seed']}: {scores['parameters']:,} parameters, "
@@ -49,9 +50,11 @@ def _lines(scores: dict[str, Any]) -> list[str]:
     ]
 
 
-def _beside_floor(metric: dict[str, Any]) -> str:
+def _beside_floor(metric: dict[str, Any], *, strayed: bool) -> str:
+    """A statistic with its floor and verdict: `strayed` in place of a good one where most roll-outs left the flow."""
     model, floor = metric["rows"]["model"], metric["floor"]
-    return f"{metric['label']} {_number(model)} (floor {_number(floor)}: {model['verdict']})"
+    verdict = STRAYED if strayed and model["verdict"] in GOOD else model["verdict"]
+    return f"{metric['label']} {_number(model)} (floor {_number(floor)}: {verdict})"
 
 
 def _number(cell: dict[str, Any]) -> str:

@@ -33,8 +33,8 @@ from ergoflow.pipeline.runs import (
     build_step,
     normalizer_of,
     open_store,
-    read_facts,
     require_finite,
+    require_same_data,
     require_same_run,
     training_climate,
     training_radius,
@@ -54,8 +54,6 @@ from ergoflow.training.trainer import train as fit
 
 # Share of the free memory that resident data may take; activations need the rest.
 RESIDENT_SHARE = 0.4
-# A run may be resumed with data whose spreads differ by this share from those it began with.
-SAME_DATA = 0.05
 # Validation looks at this many trajectories and lead steps: enough to see a trend, cheap enough for every epoch.
 VALID_TRAJECTORIES = 8
 VALID_STEPS = 5
@@ -84,13 +82,19 @@ def train(
         climate = training_climate(store, normalizer) if recipe.task.hold else None
         facts = RunFacts.of(store.info, normalizer, recipe.step_seconds, radius=radius, climate=climate)
         if resume and (folder / STATE_FILE).exists():
-            facts = _as_before(folder, facts)
+            # Its weights are in the units that it began with.
+            facts = require_same_data(folder, facts)
             normalizer = facts.normalizer
         # Built before an earlier run may be discarded: what cannot be built must not cost one.
         step = build_step(recipe, facts, seed=seed).to(context.device)
         needs = None
         if any(p.requires_grad for p in step.parameters()):
             check_operator(step, recipe.objective)
+            if resume and (folder / WEIGHTS_FILE).exists() and not (folder / STATE_FILE).exists():
+                raise ValueError(
+                    f"{folder} holds trained weights, but {STATE_FILE}, the state to go on from, is missing; "
+                    "bring it back, or pass --overwrite to train from the start"
+                )
             needs = _gather(recipe, store, facts, seed=seed, context=context)
         if context.is_main and overwrite and folder.exists():
             shutil.rmtree(folder)
@@ -168,12 +172,13 @@ def _fit(
 
         def on_progress(progress: Progress) -> None:
             nonlocal seen
+            done, before = progress.step * recipe.training.batch_size, 0
             if not seen:
                 begin()
-            done = progress.step * recipe.training.batch_size
+                seen = before = done - recipe.training.batch_size
             valid = "".join(f", valid {name} {value:.4f}" for name, value in progress.valid.items())
             assert advance is not None
-            advance(done - seen, note=f"loss {progress.loss:.4f}{valid}")
+            advance(done - seen, note=f"loss {progress.loss:.4f}{valid}", before=before)
             seen = done
 
         return fit(
@@ -213,7 +218,9 @@ def _windows(
     )
     share = RankSampler(sampler, context)
     if _bytes_of(store) <= RESIDENT_SHARE * _free_bytes(context.device):
-        return ResidentWindows(store.load("train", device=context.device), share)
+        frames = store.load("train", device=context.device)
+        require_finite(frames, store, "train")
+        return ResidentWindows(frames, share)
     return StreamedWindows(store, "train", share, num_workers=4, device=context.device)
 
 
@@ -253,28 +260,6 @@ def _validator(recipe: Recipe, store: TrajectoryStore, normalizer: Normalizer, d
         return {"relative_l2@1": float(errors[0]), f"relative_l2@{steps}": float(errors[-1])}
 
     return validate
-
-
-def _as_before(folder: Path, facts: RunFacts) -> RunFacts:
-    """The facts a run began with, in whose units its weights are; refused where the data are others now.
-
-    Data that were simulated anew on another machine differ by what a finite sample does.
-    """
-    known = read_facts(folder)
-    for name in ("fields", "grid", "length", "periodic"):
-        if getattr(known, name) != getattr(facts, name):
-            raise ValueError(
-                f"{folder} was trained on {name} {getattr(known, name)}, got data with {getattr(facts, name)}; "
-                "resume with the data set it began with, or train it anew with --overwrite"
-            )
-    for name in ("std", "std_delta"):
-        before, now = getattr(known.normalizer, name), getattr(facts.normalizer, name)
-        if not torch.allclose(before, now, rtol=SAME_DATA):
-            raise ValueError(
-                f"{folder} was trained on data with {name} {before.tolist()}, got {now.tolist()}; resume with the data "
-                "set it began with, or train it anew with --overwrite"
-            )
-    return known
 
 
 def _require_told(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:

@@ -48,7 +48,7 @@ def lower(
         total, lost = (sum(map(len, counted.values())) for counted in (columns, against))
         if not total:
             return Verdict("not run yet", f"no cell of {table} holds {', '.join(wanted)}")
-        far = [row for row, group in found.items() if has_strayed(group)]
+        far = [row for row, group in found.items() if has_strayed(group.scores)]
         note = f". Most roll-outs of {', '.join(far)} left the truth's range" if far and not short_term(keys) else ""
         if not lost:
             return Verdict("reproduced", f"lower in all {total} comparisons{note}")

@@ -88,9 +88,9 @@ def share_in_range(scores: Mapping[str, Any]) -> float:
     return float(min(survival.get(f"{name}_in_range@{last}", 1.0) for name in ("energy", "enstrophy")))
 
 
-def has_strayed(group: RunGroup) -> bool:
-    """Whether most roll-outs of a group end outside of the truth's range."""
-    return sum(share_in_range(run.scores) for run in group.runs) < len(group.runs) / 2
+def has_strayed(scores: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether most roll-outs of the runs with these scores end outside of the truth's range."""
+    return sum(map(share_in_range, scores)) < len(scores) / 2
 
 
 def survival_text(runs: Sequence[RunView]) -> str:
@@ -144,6 +144,11 @@ class RunGroup:
     def first(self) -> RunView:
         """The run of the smallest seed: the one whose fields are shown."""
         return self.runs[0]
+
+    @property
+    def scores(self) -> tuple[Mapping[str, Any], ...]:
+        """The scores of all seeds."""
+        return tuple(run.scores for run in self.runs)
 
     @property
     def plane_axes(self) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ def cards(table: Table, groups: Sequence[RunGroup]) -> tuple[Card, ...]:
                 label="in range",
                 value=f"{in_range(group)}/{total}",
                 note="end with the truth's energy and enstrophy",
-                verdict=STRAYED if has_strayed(group) else None,
+                verdict=STRAYED if has_strayed(group.scores) else None,
             )
         )
     for column in table.headlines[:MAX_METRIC_CARDS]:

@@ -24,7 +24,7 @@ RowKind = Literal["model", "reference", "floor", "printed"]
 
 #: From best to worst; a group of seeds is judged by its worst one.
 _SEVERITY = {verdict: rank for rank, verdict in enumerate(VERDICTS)}
-_GOOD = ("at floor", "better")
+GOOD = ("at floor", "better")
 STRAYED = "strayed"
 #: Of a trivial forecast and of the floor: they cannot fail, but what stands still has no spectrum or correlation.
 UNDEFINED = "undefined"
@@ -172,9 +172,9 @@ def _column(key: str, metrics: Mapping[str, Mapping[str, Any]]) -> Column:
 def _model_row(group: RunGroup) -> Row:
     keys = [key for key in group.first.scores["metrics"] if all(key in run.scores["metrics"] for run in group.runs)]
     cells = {key: _pooled([run.scores["metrics"][key]["rows"]["model"] for run in group.runs]) for key in keys}
-    if has_strayed(group):
+    if has_strayed(group.scores):
         # Only statistics have a floor: forecasts of a few steps are what they are.
-        good = [key for key in keys if group.first.scores["metrics"][key]["floor"] and cells[key].verdict in _GOOD]
+        good = [key for key in keys if group.first.scores["metrics"][key]["floor"] and cells[key].verdict in GOOD]
         cells |= {key: replace(cells[key], verdict=STRAYED) for key in good}
     seeds = "" if len(group.runs) == 1 else f"{len(group.runs)} seeds"
     return Row(label=group.name, kind="model", note=seeds, cells=cells)

@@ -59,9 +59,11 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 
 def load_state(path: Path) -> dict[str, Any]:
     """Read a training state onto the CPU; a file of an unknown format is refused."""
-    unreadable = f"{path} must be a complete training state, but it cannot be read; remove it and train again"
+    unreadable = f"{path} must be a complete training state, but it cannot be read; train anew with --overwrite"
     # The directory of a zip archive is at its end, so a file that was cut short is no archive.
-    if not is_zipfile(path):
+    with path.open("rb") as file:  # where reading is not allowed, that is the error
+        whole = is_zipfile(file)
+    if not whole:
         raise ValueError(unreadable)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -7,6 +7,7 @@ be rolled out exactly like a solver. `NormalizedWindows` gives the trainer train
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -73,21 +74,24 @@ class PhysicalStep(nn.Module):
     """The next physical state x' of a physical state x (B, C, *grid): normalise, step, denormalise.
 
     z = (x - mean) / std,  x' = mean + std * step(z), with one mean and one std per channel. The model computes in its
-    own dtype, and x' has that of x.
+    own dtype, and x' has that of x. On another `grid` than the model was trained on (None: any) it warns: a stencil
+    of points is another one there.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, step: nn.Module, normalizer: Normalizer) -> None:
+    def __init__(self, step: nn.Module, normalizer: Normalizer, *, grid: tuple[int, ...] | None = None) -> None:
         super().__init__()
-        self.step = step
+        self.step, self.grid = step, grid
         # Buffers, so that `.to(device)` moves the units together with the weights.
         self.register_buffer("mean", normalizer.mean.detach().clone())
         self.register_buffer("std", normalizer.std.detach().clone())
 
     def forward(self, state: Tensor) -> Tensor:
         """x' of shape (B, C, *grid)."""
+        if self.grid is not None and tuple(state.shape[2:]) != self.grid:
+            warnings.warn(f"trained on a grid {self.grid}, given {tuple(state.shape[2:])}", stacklevel=2)
         mean, std = _per_channel(self.mean, state), _per_channel(self.std, state)
         moved: Tensor = self.step(((state - mean) / std).to(self.mean.dtype)).to(state.dtype)
         return mean + std * moved
@@ -148,4 +152,6 @@ def _per_channel(values: Tensor, state: Tensor) -> Tensor:
             f"a state must be (B, {values.shape[0]}, *grid), got {tuple(state.shape)}; "
             "add the axis of the batch, or build the step with the statistics of the same fields"
         )
+    if not state.is_floating_point():
+        raise ValueError(f"a state must hold real numbers of floating point, got {state.dtype}; use state.float()")
     return values.to(state.dtype).reshape(-1, *(1,) * (state.ndim - 2))
