@@ -30,6 +30,7 @@ from ergoflow.report.experiments import experiment_block
 from ergoflow.report.long import long_block
 from ergoflow.report.paper_figures import figures_block, headline_picture
 from ergoflow.report.reproduction import COMPARISONS, comparison, headline_block, table_block
+from ergoflow.report.rivals import rivals_block
 from ergoflow.report.runs import group_runs
 from ergoflow.report.standing import standing_block
 
@@ -62,6 +63,7 @@ PAPER_BLOCKS: dict[str, Callable[[Evidence], str]] = {
 BLOCKS = PAPER_BLOCKS | {
     "headline": _headline,
     "standing": standing_block,
+    "rivals": rivals_block,
     **{f"experiment-{name}": _experiment(name) for name in EXPERIMENTS},
 }
 
