@@ -40,6 +40,7 @@ from ergoflow.metrics import (
     verdict,
 )
 from ergoflow.metrics.resampling import centred_interval
+from ergoflow.metrics.result import stands_still
 from ergoflow.numerics.fourier import velocity_from_vorticity
 
 GRID, LENGTH, LAGS = (12, 12), 5.0, 8
@@ -181,6 +182,11 @@ def test_shells_that_hold_rounding_only_do_not_count():
     for last, key in ((16, "me_ape@1..16"), (20, "me_ape@1..N/2")):
         assert me_ape(*spectra, shells=(1, last)) > 1e3
         assert scores[key] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("variance", "still"), [(1e-10, False), (1e-14, True), (0.0, True), (math.nan, True)])
+def test_a_forecast_stands_still_where_its_variance_is_rounding(variance: float, still: bool):
+    assert stands_still(np.array([2 * variance, variance]), np.array([2.0, 1.0])) == still
 
 
 def test_the_divergence_is_the_mean_over_the_first_ten_components():
