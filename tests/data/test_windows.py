@@ -133,8 +133,6 @@ def test_spawned_workers_read_the_same_windows(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_copied_ahead_to_the_gpu_equal_those_on_the_host(tmp_path: Path, num_workers: int) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     store = make_store(tmp_path, "float16")
     expected = list(ResidentWindows(store.load("train"), sampler()).epoch(0))
     resident = ResidentWindows(store.load("train", device="cuda", dtype=torch.float16), sampler())

@@ -196,7 +196,6 @@ def test_frames_are_not_kept_or_changed():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_sums_on_the_gpu_agree_with_the_cpu():
     omega = memory(3, 30, 1, 32, 32)
     settings = {

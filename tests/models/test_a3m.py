@@ -247,7 +247,6 @@ def test_model_and_its_gradients_compile_into_one_graph(operator, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("operator", ["penalty", "exact"])
 def test_cuda_agrees_with_cpu_and_autocast_with_both(operator):
     model = small_model((33, 31), operator=operator, periodic=(True, False), sigma=8.0)

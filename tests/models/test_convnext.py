@@ -216,7 +216,6 @@ def test_a_setting_out_of_range_is_refused_by_name(settings: dict) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_recorded_gradient_of_a_block_is_the_one_launched_kernel_by_kernel() -> None:
     """Training steps are recorded: nothing in a block may wait for the host."""
     block = ConvNeXtBlock(ConvNeXtConfig(), 96, (True, True), generator=seeded()).cuda()

@@ -304,7 +304,6 @@ def test_exchanging_axes_and_their_weights_exchanges_the_axes_of_the_output():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_kernels_on_a_gpu_agree_with_float64_within_the_rounding_of_bfloat16():
     model = FactFormer(FactFormerConfig(), 1, 1, (64, 64), periodic=(True, True), generator=seeded(0)).cuda()
     z = state((64, 64), channels=1).cuda()

@@ -195,7 +195,6 @@ def test_fourier_transforms_are_float32_under_autocast(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_agrees_with_cpu_and_autocast_with_both():
     model, z = small_model((33, 31), periodic=(True, False)), state((33, 31))
     expected = model(z).detach()

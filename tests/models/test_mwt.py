@@ -393,7 +393,6 @@ def test_double_precision_is_double_throughout():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_agrees_with_cpu_and_autocast_with_both():
     model = small_model((33, 31), periodic=(True, False), order=4)
     z = state((33, 31))

@@ -272,7 +272,6 @@ def test_grids_that_do_not_fit_are_refused_at_construction():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("resampling", ["fourier", "bicubic"])
 def test_cuda_agrees_with_cpu_and_autocast_with_both(resampling):
     model, z = small_model((33, 31), periodic=(True, False), resampling=resampling), state((33, 31))

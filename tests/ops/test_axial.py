@@ -144,7 +144,6 @@ def test_programs_share_the_lines_of_a_head_so_that_all_multiprocessors_end_toge
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("transposed", "dtype"), [(False, torch.bfloat16), (True, torch.float16)])
 @pytest.mark.parametrize("walkers", [2, 5])
 @pytest.mark.parametrize("grid", [(256, 27), (27, 256), (128, 35), (3, 128, 12)])
@@ -175,7 +174,6 @@ def test_streamed_lines_are_integrated_as_written(grid, walkers, transposed, dty
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_lines_stream_on_hopper_where_head_length_and_precision_allow():
     module = pytest.importorskip("ergoflow.ops.axial_integral_triton")
 
@@ -192,7 +190,6 @@ def test_lines_stream_on_hopper_where_head_length_and_precision_allow():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("wanted", "dtype"), [(False, torch.bfloat16), (True, torch.float16), (True, torch.bfloat16)])
 @pytest.mark.parametrize("walkers", [1, 2, 5])
 @pytest.mark.parametrize("grid", [(256, 27), (256, 1), (128, 35), (128, 3, 4)])
@@ -222,7 +219,6 @@ def test_values_are_projected_rounded_and_integrated_as_written(grid, walkers, w
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("walkers", [1, 2, 5, 27])
 @pytest.mark.parametrize("grid", [(256, 27), (27, 256), (128, 35), (3, 128, 12)])
@@ -247,7 +243,6 @@ def test_paired_gradients_of_an_axis_are_those_written(grid, walkers, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_values_are_projected_on_the_way_where_streams_are_and_features_have_128_channels():
     module = pytest.importorskip("ergoflow.ops.axial_integral_triton")
 
@@ -265,7 +260,6 @@ def test_values_are_projected_on_the_way_where_streams_are_and_features_have_128
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gradients_are_paired_on_hopper_where_head_length_and_precision_allow():
     module = pytest.importorskip("ergoflow.ops.axial_triton")
 

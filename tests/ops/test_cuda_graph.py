@@ -94,7 +94,6 @@ def test_a_derivative_of_a_model_is_recorded_and_right() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_step_that_asks_for_a_number_is_called_as_it_is_after_one_warning() -> None:
     step = graphed(lambda state: state * float(state.max()))
     state = torch.arange(3.0, device="cuda")

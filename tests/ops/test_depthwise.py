@@ -173,7 +173,6 @@ def test_assembly_adds_the_products_of_a_window(sums: int, factors: int) -> None
 
 @needs_triton
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("case", [*CASES, *LARGE])
 def test_gpu_kernels_are_the_reference(case: str) -> None:
     # Sums over 16,384 points in float32.

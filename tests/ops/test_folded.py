@@ -141,7 +141,6 @@ def test_tf32_is_allowed_within_a_step_that_asks_for_it_and_nowhere_else():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("config", [A3M, ERGOFORMER], ids=["a3m", "ergoformer"])
 def test_on_a_gpu_a_recording_of_folded_weights_repeats_the_model(config):
     model, states = drawn(config)

@@ -78,7 +78,6 @@ def test_triton_agrees_in_values_and_gradients(interpret) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_triton_agrees_on_a_gpu() -> None:
     assert max(errors_of_triton("cuda")) < 1e-6
 

@@ -34,7 +34,6 @@ def test_away_from_a_gpu_it_is_torch_bit_by_bit():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("channels", [1, 3, 128])
 def test_on_a_gpu_it_agrees_under_autocast(channels):
     generator = torch.Generator("cuda").manual_seed(0)

@@ -113,7 +113,6 @@ def test_interpreted_kernels_are_the_reference_with_their_own_tiles(interpret) -
 
 @needs_triton
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("case", list(CASES))
 def test_gpu_kernels_are_the_reference(case: str) -> None:
     for dtype, gap in errors(case, "cuda").items():

@@ -16,7 +16,6 @@ from ergoflow.ops.choice import use_impl
 from ergoflow.ops.mlp import add_mlp
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the triton package is missing")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 # Relative errors: float32 sums of some hundred terms; bfloat16 results, saved values, gradients rounded to 2^-9 each.
 # "autocast": a float32 stream and float32 weights, rounded for the products.
@@ -125,7 +124,6 @@ def test_block_with_kernels_is_the_block_without(interpreted: dict) -> None:
 
 @needs_triton
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("case", [*CASES, *LARGE])
 def test_gpu_kernels_are_the_reference(case: str) -> None:
     # Torch's own products in float32, over up to 16,384 points.
@@ -136,7 +134,6 @@ def test_gpu_kernels_are_the_reference(case: str) -> None:
 
 @needs_triton
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize(("dim", "grid"), [(96, (64, 64)), (192, (32, 32)), (320, (16, 16)), (5, (9, 7))])
 def test_gpu_block_with_kernels_is_the_block_without(dim: int, grid: tuple[int, int]) -> None:
     assert block_error("cuda", dim, grid, 7) < 2e-2

@@ -255,7 +255,6 @@ def test_on_the_cpu_nothing_is_rehearsed() -> None:
 
 @needs_triton
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_after_a_rehearsal_a_gpu_compiles_nothing_and_computes_the_reference(monkeypatch, tmp_path) -> None:
     from ergoflow.ops.depthwise import depthwise_norm
 

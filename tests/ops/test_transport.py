@@ -23,7 +23,6 @@ from ergoflow.ops.transport import (
 )
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the triton package is missing")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 # Relative errors of results and gradients: some ten products one after the other, each to a few 2^-23; "autocast" has
 # queries and keys in bfloat16, and so their gradients, rounded to 2^-9.
@@ -127,7 +126,6 @@ def test_kernels_preserve_the_norm_of_every_line_and_head(interpreted: dict) -> 
 
 @needs_triton
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("case", [*CASES, *LARGE])
 def test_gpu_kernels_are_the_reference(case: str) -> None:
     for name, worst in errors((CASES | LARGE)[case], "cuda").items():
@@ -136,7 +134,6 @@ def test_gpu_kernels_are_the_reference(case: str) -> None:
 
 @needs_triton
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("gain", [0.3, 3.0, 30.0])
 def test_gpu_kernels_preserve_the_norm_of_every_line_and_head(gain: float) -> None:
     assert norm_error("cuda", gain) < 1e-6

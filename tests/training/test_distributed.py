@@ -101,6 +101,15 @@ def test_process_outside_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
+def test_one_process_of_torchrun_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of one process may be recorded as a graph, where sums over a group of processes have no place."""
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    with launch_context("cpu") as context:
+        assert context == LaunchContext()
+        assert not torch.distributed.is_initialized()
+
+
 def test_two_processes_interrupted_and_resumed_train_like_one(tmp_path: Path) -> None:
     run(tmp_path / "one", LaunchContext())
     launch = subprocess.run(
@@ -133,7 +142,9 @@ def torchrun_main(folder: Path) -> None:
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
     with pytest.raises(TrainingInterrupted) as error, launch_context("cpu") as context:  # noqa: PT012
         assert context.largest(3.0 + context.rank, -context.rank) == [4.0, 0.0]
-        assert context.mean(torch.tensor([3.0 + context.rank])).item() == 3.5
+        own = torch.tensor([3.0 + context.rank])
+        assert context.mean(own).item() == 3.5
+        assert own.item() == 3.0 + context.rank
         assert context.gather(context.rank) == [0, 1]
         assert_shares_of_a_score_average_to_the_whole(context)
         first, second = (torch.Generator().manual_seed(s) for s in context.gather(context.own_seed(5)))

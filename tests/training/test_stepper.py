@@ -122,6 +122,7 @@ def test_physical_step_computes_in_the_precision_of_its_model_and_returns_that_o
     moved = step(state.double())
     assert moved.dtype == torch.float64
     torch.testing.assert_close(moved.float(), step(state))
+    assert step(state.bfloat16()).dtype == torch.bfloat16
 
 
 def test_a_state_of_whole_numbers_is_refused_rather_than_rounded() -> None:

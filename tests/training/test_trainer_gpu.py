@@ -24,10 +24,7 @@ from ergoflow.training.recorded import RecordedGradients, Rehearse
 from ergoflow.training.stepper import NormalizedStep, NormalizedWindows
 from ergoflow.training.trainer import Progress, TrainingConfig, TrainingInterrupted, TrainResult, train
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 class Net(nn.Module):

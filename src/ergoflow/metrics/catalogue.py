@@ -29,13 +29,13 @@ CATALOGUE: dict[str, MetricInfo] = {
     ),
     "me_ape@1..16": MetricInfo(
         label="ME-APE, shells 1..16",
-        definition="ME-APE over shells 1..{sixteen}",
+        definition="ME-APE over those of shells 1..{sixteen} that hold more than rounding (1e-10 of the largest)",
         headline=False,
         variant_of="me_ape",
     ),
     "me_ape@1..N/2": MetricInfo(
         label="ME-APE, all shells",
-        definition="ME-APE over all shells up to {half} that hold more than rounding (1e-10 of the largest)",
+        definition="ME-APE over those of shells 1..{half} that hold more than rounding (1e-10 of the largest)",
         headline=False,
         variant_of="me_ape",
     ),

@@ -102,7 +102,7 @@ def launch_context(device: str | torch.device = "cpu") -> Iterator[LaunchContext
     """The place of this process in its `torchrun` launch; without torchrun, one process on `device`.
 
     Under torchrun each process takes the GPU of its local rank (nccl, with gloo for numbers on the host), or
-    the CPU (gloo). The process group ends with the block.
+    the CPU (gloo). The process group ends with the block; one process needs none.
     """
     device = torch.device(device)
     missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
@@ -118,6 +118,9 @@ def launch_context(device: str | torch.device = "cpu") -> Iterator[LaunchContext
     if device.type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+    if world_size == 1:
+        yield LaunchContext(device=device)
+        return
     # Imported while a process group exists (an optimiser does it), this module keeps the group and its threads
     # alive to the end of the interpreter, where a thread still busy aborts the process.
     import_module("torch._dynamo")
