@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
@@ -35,6 +36,11 @@ def line(axes: Axes, label: str) -> Line2D:
 def drawn(axes: Axes, label: str) -> tuple[list[float], list[float]]:
     found = line(axes, label)
     return list(found.get_xdata()), list(found.get_ydata())
+
+
+def words(figure: Figure) -> list[str]:
+    """All texts of a board."""
+    return [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_error_growth_draws_models_and_references() -> None:
@@ -104,15 +110,20 @@ def test_shells_of_the_page_add_up_to_the_mean_square_of_the_field(make_run: Cal
 
 
 @pytest.mark.parametrize(
-    ("dataset", "fields", "field", "enstrophy"),
+    ("dataset", "fields", "field", "enstrophy", "tke"),
     [
-        ({"kind": "kolmogorov"}, None, "vorticity (1/s)", "enstrophy (1/s²)"),
-        ({"kind": "files"}, ["height", "speed"], "height", "enstrophy"),
-        ({}, None, "field", "enstrophy"),
+        ({"kind": "kolmogorov"}, None, "vorticity (1/s)", "enstrophy (1/s²)", "TKE (length²/s²)"),
+        ({"kind": "files"}, ["height", "speed"], "height", "enstrophy", "TKE"),
+        ({}, None, "field", "enstrophy", "TKE"),
     ],
 )
 def test_axes_tell_units_where_the_data_have_known_ones(
-    make_run: Callable[..., RunView], dataset: dict[str, str], fields: list[str] | None, field: str, enstrophy: str
+    make_run: Callable[..., RunView],
+    dataset: dict[str, str],
+    fields: list[str] | None,
+    field: str,
+    enstrophy: str,
+    tke: str,
 ) -> None:
     run = make_run()
     scores = run.scores if fields is None else {**run.scores, "fields": fields}
@@ -120,6 +131,18 @@ def test_axes_tell_units_where_the_data_have_known_ones(
     items = {item.slug: item.figure for item in figure_items(group_runs([run]), side=16)}
     assert items["pdf"].axes[0].get_xlabel() == field
     assert items["enstrophy"].axes[0].get_ylabel() == enstrophy
+    assert words(items["kinetic-energy-1-kf64-a3m"]).count(tke) == 1
+    assert words(items["snapshots-1-kf64-a3m"]).count(field) == 2
+
+
+@pytest.mark.parametrize(("axes", "text"), [("xy", "x to the right, y upwards"), ("yz", "z to the right, y upwards")])
+def test_captions_of_maps_say_where_the_axes_point(make_run: Callable[..., RunView], axes: str, text: str) -> None:
+    run = make_run()
+    run.scores["axes"] = list(axes)  # type: ignore[index]
+    captions = {item.slug: item.caption for item in figure_items(group_runs([run]), side=16)}
+    assert captions["snapshots-1-kf64-a3m"].endswith(f"Axes: {text}.")
+    assert "Axes" not in captions["attention-1-kf64-a3m"]
+    assert "Axes" not in captions["spectrum"]
 
 
 def test_spectra_on_other_shells_are_compared_where_they_meet() -> None:

@@ -329,6 +329,13 @@ def test_runs_of_different_tests_are_to_be_compared_with_care(make_run: Make, tm
     assert "4 test trajectories, 1,000 steps; 4 test trajectories, 2,000 steps. Runs were scored on different" in text
 
 
+def test_a_second_that_is_none_is_explained(make_run: Make, tmp_path: Path) -> None:
+    run = only(make_run())
+    assert "A second is" not in render([run], tmp_path, title="t").read_text(encoding="utf-8")
+    run = dataclasses.replace(run, recipe={"dataset": {"kind": "channel"}})
+    assert "1,000 steps. A second is δ/u_τ.</p>" in render([run], tmp_path, title="t").read_text(encoding="utf-8")
+
+
 def test_the_player_names_the_runs_it_cannot_show(make_run: Make, tmp_path: Path) -> None:
     runs = [only(make_run(name, skill=skill), "player") for name, skill in (("a", 0.1), ("b", 0.5))]
     assert "not shown" not in render(runs, tmp_path, title="t").read_text(encoding="utf-8")

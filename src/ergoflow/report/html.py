@@ -183,9 +183,11 @@ def _heading(groups: Sequence[RunGroup], table: Table) -> str:
     warning = "" if len(tests) == 1 else " Runs were scored on different tests: compare them with care."
     remarks = dict.fromkeys(run.scores.get("remark", "") for group in groups for run in group.runs)
     note = "".join(f'<p class="caveat">{escape(remark)}.</p>' for remark in remarks if remark)
+    second = units_of(groups[0].first).second
+    clock = f" A second is {second}." if second else ""
     return (
         f"<h2>{escape(table.dataset)} <span>{in_digits(table.step_seconds)} s per step</span></h2>"
-        f'<p class="meta">{words}.{warning}</p>{note}'
+        f'<p class="meta">{words}.{clock}{warning}</p>{note}'
     )
 
 

@@ -19,6 +19,7 @@ from ergoflow.report.maps import draw_attention
 from ergoflow.report.panels import draw_bandwidths, draw_energy_errors, draw_forecast_errors
 from ergoflow.report.runs import RunGroup
 from ergoflow.report.sections import figure_items
+from ergoflow.report.units import Units, units_of
 
 #: Points a side of a map.
 SIDE = 64
@@ -99,7 +100,11 @@ def _line(slug: str) -> Draw:
 def _energy_errors(groups: Mapping[str, RunGroup]) -> Figure | None:
     maps = {row: group.first.curve("tke/model") for row, group in groups.items()}
     truth = _shared(groups, "tke/truth")
-    return None if truth is None else draw_energy_errors(truth, maps, axes=_axes(groups), side=SIDE)
+    return (
+        None
+        if truth is None
+        else draw_energy_errors(truth, maps, axes=_axes(groups), side=SIDE, unit=_units(groups).energy)
+    )
 
 
 def _forecast_errors(groups: Mapping[str, RunGroup]) -> Figure | None:
@@ -109,12 +114,13 @@ def _forecast_errors(groups: Mapping[str, RunGroup]) -> Figure | None:
     kept = np.flatnonzero(np.isin(steps, LEAD_STEPS))
     curves = {row: group.first.curve("snapshots/model") for row, group in groups.items()}
     models = {row: curve[kept, 0] for row, curve in curves.items() if curve is not None and curve.shape == truth.shape}
-    shown = truth[kept, 0]
+    shown, field = truth[kept, 0], _units(groups).field
     if _axes(groups)[0] == "y":
         # The mean flow of a channel would hide the rest.
         mean = shown.mean(axis=(0, 2), keepdims=True)
         shown, models = shown - mean, {row: model - mean for row, model in models.items()}
-    return draw_forecast_errors(steps[kept], shown, models, axes=_axes(groups), side=SIDE)
+        field += " less its mean profile"
+    return draw_forecast_errors(steps[kept], shown, models, axes=_axes(groups), side=SIDE, field=field)
 
 
 def _bandwidths(groups: Mapping[str, RunGroup]) -> Figure | None:
@@ -136,6 +142,10 @@ def _heads(groups: Mapping[str, RunGroup]) -> Figure | None:
 def _shared(groups: Mapping[str, RunGroup], name: str) -> np.ndarray | None:
     """A curve of the truth: the first run that has it speaks."""
     return next((curve for group in groups.values() if (curve := group.first.curve(name)) is not None), None)
+
+
+def _units(groups: Mapping[str, RunGroup]) -> Units:
+    return units_of(next(iter(groups.values())).first)
 
 
 def _axes(groups: Mapping[str, RunGroup]) -> tuple[str, ...]:
@@ -244,7 +254,7 @@ PICTURES: tuple[Picture, ...] = (
         slug="channel-box",
         source="Figure 9",
         title="The channel",
-        caption="Streamwise velocity on three faces of our simulation, the near one at y⁺ = 15.",
+        caption="Streamwise velocity on three planes of our simulation, the lowest at y⁺ = 15; δ is half the height.",
         tasks=CHANNEL,
         rows=MAIN_ROWS,
         command="table2",

@@ -46,10 +46,11 @@ def figure_items(groups: Sequence[RunGroup], *, side: int) -> Iterator[FigureIte
     for number, group in enumerate(groups):
         for kind, figure in _maps_of(group, side):
             seed = "" if len(group.runs) == 1 else f", seed {group.first.seed}"
+            axes = "" if kind == "attention" else f" Axes: {maps.orientation(group.plane_axes)}."
             yield FigureItem(
                 slug=f"{kind}-{number + 1}-{slugify(group.name)}"[:60],
                 title=TITLES[kind],
-                caption=f"{group.name}{seed}. {CAPTIONS[kind]}",
+                caption=f"{group.name}{seed}. {CAPTIONS[kind]}{axes}",
                 alt=f"{TITLES[kind]}: {group.name} and the truth.",
                 figure=figure,
                 wide=True,
@@ -209,7 +210,7 @@ def _maps_of(group: RunGroup, side: int) -> Iterator[tuple[str, Figure]]:
     run, axes = group.first, group.plane_axes
     truth, model = run.curve("tke/truth"), run.curve("tke/model")
     if truth is not None and model is not None and truth.ndim == 2:
-        yield "kinetic-energy", maps.draw_kinetic_energy(truth, model, side=side, axes=axes)
+        yield "kinetic-energy", maps.draw_kinetic_energy(truth, model, side=side, axes=axes, unit=units_of(run).energy)
     steps, truth, model = (run.curve(f"snapshots/{part}") for part in ("steps", "truth", "model"))
     # One-dimensional systems store (S, C, X): they have no map.
     if steps is not None and truth is not None and model is not None and truth.ndim == 4:

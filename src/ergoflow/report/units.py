@@ -1,4 +1,4 @@
-"""What the first field of a run is called, and the units of field, energy and enstrophy where they are known."""
+"""What the first field of a run is called, and the units of field, energy, enstrophy and time where they are known."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from ergoflow.report.runs import RunView
 
 @dataclass(frozen=True, kw_only=True)
 class Units:
-    """The first field with its unit, and the units of ½⟨|u|²⟩ and ½⟨ω²⟩; "" is unknown."""
+    """The first field with its unit, the units of ½⟨|u|²⟩ and ½⟨ω²⟩, and what a second is; "" is unknown."""
 
     field: str
     energy: str = ""
     enstrophy: str = ""
+    second: str = ""
 
 
-#: By the kind of data; a second of a channel is δ/u_τ.
+#: By the kind of data.
 KNOWN = {
     "kolmogorov": Units(field="vorticity (1/s)", energy="length²/s²", enstrophy="1/s²"),
-    "channel": Units(field="u/u_τ", energy="u_τ²", enstrophy="u_τ²/δ²"),
+    "channel": Units(field="u/u_τ", energy="u_τ²", enstrophy="u_τ²/δ²", second="δ/u_τ"),
 }
 
 
