@@ -293,6 +293,17 @@ def test_forty_runs_have_forty_distinct_styles() -> None:
     assert len({(style.color, str(style.dash)) for style in styles.values()}) == 40
 
 
+def test_a_name_in_the_shared_order_looks_the_same_among_whatever_others() -> None:
+    def looks(names: list[str]) -> dict[str, tuple[str, str]]:
+        styles = canvas.line_styles(names, ["mno", "uno", "a3m"]).values()
+        return {style.label: (style.color, str(style.dash)) for style in styles}
+
+    many, few = looks(["kf-a3m", "kf-uno", "kf-mno", "kf-new"]), looks(["tcf-other", "tcf-a3m"])
+    assert many["a3m"] == few["a3m"]
+    assert len(set(many.values())) == 4
+    assert len(set(few.values())) == 2
+
+
 #: Linear RGB as seen without green and without red cones (Machado, Oliveira & Fernandes 2009, severity 1).
 WITHOUT_CONES = (
     ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),

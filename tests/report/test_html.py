@@ -329,6 +329,23 @@ def test_runs_of_different_tests_are_to_be_compared_with_care(make_run: Make, tm
     assert "4 test trajectories, 1,000 steps; 4 test trajectories, 2,000 steps. Runs were scored on different" in text
 
 
+def test_a_model_has_one_colour_in_all_chapters(make_run: Make, tmp_path: Path) -> None:
+    names = {"kf": ("kf-a", "kf-b"), "tcf": ("tcf-b", "tcf-a", "tcf-c")}
+    skill = {"kf-a": 0.05, "kf-b": 0.5, "tcf-b": 0.05, "tcf-a": 0.5, "tcf-c": 0.6}
+    runs = [
+        only(make_run(name, dataset=dataset, skill=skill[name]), "relative_l2")
+        for dataset in names
+        for name in names[dataset]
+    ]
+    text = render(runs, tmp_path, title="t").read_text(encoding="utf-8")
+    kf, tcf = (
+        dict(re.findall(r"stroke: (#\w{6});[^>]*/></g><g><text[^>]*>([abc])</text>", drawing))
+        for drawing in re.findall(r'<figure id="\w+-error-growth".*?</figure>', text, flags=re.DOTALL)
+    )
+    assert len(tcf) == 3
+    assert kf.items() < tcf.items()
+
+
 def test_a_second_that_is_none_is_explained(make_run: Make, tmp_path: Path) -> None:
     run = only(make_run())
     assert "A second is" not in render([run], tmp_path, title="t").read_text(encoding="utf-8")

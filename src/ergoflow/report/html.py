@@ -11,6 +11,7 @@ import base64
 import hashlib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,7 +22,9 @@ from string import Template
 import numpy as np
 
 from ergoflow.report import markup, published, score_table
+from ergoflow.report.canvas import MAX_STYLES
 from ergoflow.report.digits import in_digits
+from ergoflow.report.names import short_names
 from ergoflow.report.player import MAX_PIXELS, pack_player
 from ergoflow.report.runs import RunGroup, RunView, group_runs, slugify, task_of
 from ergoflow.report.saving import to_png, to_svg
@@ -57,9 +60,9 @@ def render(
     tables = [build_table(groups) for groups in by_task.values()]
     folder.mkdir(parents=True, exist_ok=True)
     chapters = []
-    budget = _Budget.of(by_task)
+    budget, order = _Budget.of(by_task), _order(by_task)
     for (slug, groups), table in zip(by_task.items(), tables, strict=True):
-        chapters.append(_chapter(slug, groups, table, budget, save, drawn))
+        chapters.append(_chapter(slug, groups, table, budget, order, save, drawn))
     sentences = [sentence(table, groups) for table, groups in zip(tables, by_task.values(), strict=True)]
     save("tables.json", to_json(tables).encode())
     save("tables.csv", to_csv(tables).encode())
@@ -102,6 +105,16 @@ def _by_task(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
         names = itertools.chain([slug], (f"{slug}-{n}" for n in itertools.count(2)))
         slugs[next(name for name in names if name not in slugs)] = best_first(members)
     return slugs
+
+
+def _order(by_task: Mapping[str, Sequence[RunGroup]]) -> list[str]:
+    """Short names of all runs, those of most tasks first: a model looks the same in every chapter.
+
+    None where they are more than anybody could tell apart: then each chapter has colours of its own.
+    """
+    names = (name for groups in by_task.values() for name in short_names([group.name for group in groups]))
+    order = [name for name, _ in Counter(names).most_common()]
+    return order if len(order) <= MAX_STYLES else []
 
 
 def _figure_ids(page: str) -> set[str]:
@@ -155,6 +168,7 @@ def _chapter(
     groups: Sequence[RunGroup],
     table: Table,
     budget: _Budget,
+    order: Sequence[str],
     save: Callable[[str, bytes], object],
     drawn: Callable[[str], object],
 ) -> str:
@@ -169,7 +183,7 @@ def _chapter(
     parts.append("<h3>Scores</h3>")
     parts.append(_tables(slug, table))
     parts.append(_player(slug, groups, budget))
-    parts.append(_figures(slug, groups, budget, save, drawn))
+    parts.append(_figures(slug, groups, budget, order, save, drawn))
     parts.append("<h3>Provenance</h3>")
     parts.append(markup.provenance(groups))
     return f'<section class="chapter" id="{slug}">{"".join(parts)}</section>'
@@ -211,6 +225,7 @@ def _figures(
     slug: str,
     groups: Sequence[RunGroup],
     budget: _Budget,
+    order: Sequence[str],
     save: Callable[[str, bytes], object],
     drawn: Callable[[str], object],
 ) -> str:
@@ -218,7 +233,7 @@ def _figures(
     maps: list[str] = []
     shown: list[str] = []
     left = [slug, *(group.name for group in groups)]
-    for item in figure_items(groups, side=budget.map_side):
+    for item in figure_items(groups, side=budget.map_side, order=order):
         while item.run is not None and left[0] != item.run:
             drawn(left.pop(0))
         identifier = f"{slug}-{item.slug}"

@@ -7,7 +7,7 @@ group of recipes that makes them. `draw` returns None where no run has the curve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -87,11 +87,12 @@ def headline_picture(evidence: Evidence) -> str:
     return f"![{title}]({evidence.place}/figures/{entry['file']})"
 
 
-def _line(slug: str) -> Draw:
-    """The drawing of a line figure of the report's page."""
+def _line(slug: str, order: Sequence[str] = ()) -> Draw:
+    """The drawing of a line figure of the report's page; rows in `order` look alike in all figures that share it."""
 
     def draw(groups: Mapping[str, RunGroup]) -> Figure | None:
-        items = takewhile(lambda item: item.run is None, figure_items(tuple(groups.values()), side=SIDE))
+        drawn = figure_items(tuple(groups.values()), side=SIDE, order=order)
+        items = takewhile(lambda item: item.run is None, drawn)
         return next((item.figure for item in items if item.slug == slug), None)
 
     return draw
@@ -178,7 +179,7 @@ PICTURES: tuple[Picture, ...] = (
         ("Figure 5", "Figure 2"),
         "Time correlation",
         "C(t)/C(0) of truth and models about the mean field; the band is what two halves of the truth differ by.",
-        _line("autocorrelation"),
+        _line("autocorrelation", MAIN_ROWS),
     ),
     *_pair(
         "energy-errors",
@@ -201,14 +202,14 @@ PICTURES: tuple[Picture, ...] = (
         ("Columns τ of Table 1", "Columns τ of Table 2"),
         "Error over lead time",
         "Relative L2 of models and trivial forecasts; on the logarithmic axis chaos is a straight line.",
-        _line("error-growth"),
+        _line("error-growth", MAIN_ROWS),
     ),
     *_pair(
         "spectrum",
         ("ME-APE and ME-LRw of Table 1", "ME-APE and ME-LRw of Table 2"),
         "Energy spectrum",
         "Spectra over the last steps of the roll-outs, and their ratio to the truth's.",
-        _line("spectrum"),
+        _line("spectrum", MAIN_ROWS),
     ),
     Picture(
         slug="operator-kf128",
