@@ -46,7 +46,7 @@ def words(figure: Figure) -> list[str]:
 def test_error_growth_draws_models_and_references() -> None:
     model, reference = RNG.random(11) + 0.1, RNG.random(11) + 0.1
     figure = figures.draw_error_growth(
-        {"m": Curve(X, model)}, {"persistence": Curve(X, reference)}, step_seconds=0.1, styles=STYLES
+        {"m": Curve(X, model)}, {"persistence": Curve(X, reference)}, step="0.1 s", styles=STYLES
     )
     (axes,) = figure.axes
     assert drawn(axes, "m") == (list(X), list(model))
@@ -57,7 +57,7 @@ def test_error_growth_draws_models_and_references() -> None:
 
 def test_bands_enclose_what_they_are_given() -> None:
     y = RNG.random(11) + 1
-    figure = figures.draw_autocorrelation({}, Curve(X, y, y - 0.2, y + 0.3), step_seconds=0.1, styles=STYLES)
+    figure = figures.draw_autocorrelation({}, Curve(X, y, y - 0.2, y + 0.3), step="0.1 s", styles=STYLES)
     (band,) = figure.axes[0].collections
     vertices = band.get_paths()[0].vertices
     for x, value in zip(X, y, strict=True):
@@ -106,7 +106,7 @@ def test_shells_of_the_page_add_up_to_the_mean_square_of_the_field(make_run: Cal
     assert np.sum(line(top, "truth").get_ydata()) == pytest.approx((field**2).mean())
     assert np.sum(line(top, "kf64-a3m").get_ydata()) == pytest.approx(3 * (field**2).mean())
     np.testing.assert_allclose(np.asarray(line(bottom, "kf64-a3m").get_ydata())[[1, 4]], 3)
-    assert top.get_ylabel() == "energy per shell (u_τ²)"
+    assert top.get_ylabel() == "|u|² per shell (u_τ²)"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_long_series_are_thinned() -> None:
 
 def test_a_curve_that_becomes_infinite_ends_in_a_cross() -> None:
     y = np.where(X < 5, X, np.inf)
-    (axes,) = figures.draw_error_growth({"m": Curve(X, y)}, {}, step_seconds=1, styles=STYLES).axes
+    (axes,) = figures.draw_error_growth({"m": Curve(X, y)}, {}, step="1 s", styles=STYLES).axes
     (cross,) = [found for found in axes.lines if found.get_marker() == "x"]
     assert (np.ravel(cross.get_xdata())[0], np.ravel(cross.get_ydata())[0]) == (4.0, 4.0)
 

@@ -346,11 +346,22 @@ def test_a_model_has_one_colour_in_all_chapters(make_run: Make, tmp_path: Path) 
     assert kf.items() < tcf.items()
 
 
-def test_a_second_that_is_none_is_explained(make_run: Make, tmp_path: Path) -> None:
-    run = only(make_run())
-    assert "A second is" not in render([run], tmp_path, title="t").read_text(encoding="utf-8")
-    run = dataclasses.replace(run, recipe={"dataset": {"kind": "channel"}})
-    assert "1,000 steps. A second is δ/u_τ.</p>" in render([run], tmp_path, title="t").read_text(encoding="utf-8")
+def test_time_is_told_in_the_units_of_the_data(make_run: Make, tmp_path: Path) -> None:
+    families = ("relative_l2", "autocorrelation", "snapshots", "player")
+    run = only(make_run(), *families)
+    channel = dataclasses.replace(
+        only(make_run("c", dataset="tcf"), *families), recipe={"dataset": {"kind": "channel"}}
+    )
+    text = render([run], tmp_path, title="t").read_text(encoding="utf-8")
+    assert "steps of 0.1 s," in text
+    assert "δ/u_τ" not in text
+    text = render([run, channel], tmp_path, title="t").read_text(encoding="utf-8")
+    for words in (
+        *("<span>0.1 δ/u_τ</span>", "<span>0.1 δ/u_τ per step</span>", "steps of 0.1 δ/u_τ, c"),
+        *("lead time (steps of 0.1 δ/u_τ)", "lag (steps of 0.1 δ/u_τ)", ">0.5 δ/u_τ<"),
+        '"time_unit":' + json.dumps("δ/u_τ"),
+    ):
+        assert words in text, words
 
 
 def test_the_player_names_the_runs_it_cannot_show(make_run: Make, tmp_path: Path) -> None:

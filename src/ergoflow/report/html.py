@@ -23,7 +23,6 @@ import numpy as np
 
 from ergoflow.report import markup, published, score_table
 from ergoflow.report.canvas import MAX_STYLES
-from ergoflow.report.digits import in_digits
 from ergoflow.report.names import short_names
 from ergoflow.report.player import MAX_PIXELS, pack_player
 from ergoflow.report.runs import RunGroup, RunView, group_runs, slugify, task_of
@@ -31,7 +30,7 @@ from ergoflow.report.saving import to_png, to_svg
 from ergoflow.report.sections import figure_items
 from ergoflow.report.summary import best_first, best_row, cards, sentence
 from ergoflow.report.tables import Table, build_table, to_csv, to_json
-from ergoflow.report.units import units_of
+from ergoflow.report.units import step_of, units_of
 
 #: Points of all maps of a page (about a byte each), and the panels one run usually shows.
 MAP_PIXELS = 2_000_000
@@ -66,7 +65,7 @@ def render(
     sentences = [sentence(table, groups) for table, groups in zip(tables, by_task.values(), strict=True)]
     save("tables.json", to_json(tables).encode())
     save("tables.csv", to_csv(tables).encode())
-    page, text = folder / "index.html", _page(title, sentences, list(by_task), tables, chapters)
+    page, text = folder / "index.html", _page(title, sentences, by_task, tables, chapters)
     earlier = _figure_ids(page.read_text(encoding="utf-8", errors="replace")) if page.exists() else set()
     save(page.name, text.encode())
     for name in earlier - _figure_ids(text):
@@ -125,22 +124,22 @@ def _figure_ids(page: str) -> set[str]:
 def _page(
     title: str,
     sentences: Sequence[str],
-    slugs: Sequence[str],
+    by_task: Mapping[str, Sequence[RunGroup]],
     tables: Sequence[Table],
     chapters: Sequence[str],
 ) -> str:
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     links = "".join(
-        f'<a href="#{slug}">{escape(table.dataset)} <span>{in_digits(table.step_seconds)} s</span></a>'
-        for slug, table in zip(slugs, tables, strict=True)
+        f'<a href="#{slug}">{escape(table.dataset)} <span>{step_of(groups[0].first)}</span></a>'
+        for (slug, groups), table in zip(by_task.items(), tables, strict=True)
     )
     return Template(_asset("page.html")).substitute(
         title=escape(title),
         verdict=markup.verdicts(
             sentences, compared=any(sum(row.kind == "model" for row in table.rows) > 1 for table in tables)
         ),
-        links=links if len(slugs) > 1 else "",
+        links=links if len(by_task) > 1 else "",
         style=_asset("page.css"),
         script=script,
         digest=digest,
@@ -197,11 +196,9 @@ def _heading(groups: Sequence[RunGroup], table: Table) -> str:
     warning = "" if len(tests) == 1 else " Runs were scored on different tests: compare them with care."
     remarks = dict.fromkeys(run.scores.get("remark", "") for group in groups for run in group.runs)
     note = "".join(f'<p class="caveat">{escape(remark)}.</p>' for remark in remarks if remark)
-    second = units_of(groups[0].first).second
-    clock = f" A second is {second}." if second else ""
     return (
-        f"<h2>{escape(table.dataset)} <span>{in_digits(table.step_seconds)} s per step</span></h2>"
-        f'<p class="meta">{words}.{clock}{warning}</p>{note}'
+        f"<h2>{escape(table.dataset)} <span>{step_of(groups[0].first)} per step</span></h2>"
+        f'<p class="meta">{words}.{warning}</p>{note}'
     )
 
 
@@ -278,6 +275,7 @@ def _player(slug: str, groups: Sequence[RunGroup], budget: _Budget) -> str:
         shared_truth,
         models,
         step_seconds=task_of(groups[0].first)[1],
+        time_unit=units_of(groups[0].first).time,
         field=units_of(groups[0].first).field,
         axes=axes,
         max_pixels=budget.player_pixels,

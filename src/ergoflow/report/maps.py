@@ -76,6 +76,7 @@ def draw_snapshots(
     step_seconds: float,
     axes: Sequence[str] = ("x", "y"),
     field: str = "",
+    time_unit: str = "s",
 ) -> Figure:
     """Truth, prediction and their difference (rows) at several lead times (columns); fields (S, X, Y)."""
     name, low, high = scale_of(truth)
@@ -83,7 +84,7 @@ def draw_snapshots(
     span, last = (high - low) / 2, len(steps) - 1
     board = new_board(3, len(steps), width=1.65, shape=truth.shape[1:], labelled=True, title_lines=2, scales=(last,))
     for column, step in enumerate(steps):
-        title = f"step {int(step)}\n{in_digits(step * step_seconds)} s"
+        title = f"step {int(step)}\n{in_digits(step * step_seconds)} {time_unit}"
         image = draw_field(board, 0, column, truth[column], name, low, high, title=title)
         draw_field(board, 1, column, model[column], name, low, high)
         error = draw_field(board, 2, column, model[column] - truth[column], "balance", -span, span)

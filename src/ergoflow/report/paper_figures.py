@@ -185,8 +185,8 @@ PICTURES: tuple[Picture, ...] = (
         "energy-errors",
         ("Figure 6", "Figure 3"),
         "Turbulent kinetic energy",
-        "The truth's, and the absolute error of each model's over the last steps of its roll-outs in per cent, with "
-        "its mean over the map; grey: the roll-outs failed.",
+        "The truth's, and the absolute error of each model's over the last steps of its roll-outs in per cent (of at "
+        "least a twentieth of the map's mean), with its mean over the map; grey: the roll-outs failed.",
         _energy_errors,
     ),
     *_pair(

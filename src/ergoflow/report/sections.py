@@ -20,7 +20,7 @@ from ergoflow.report.canvas import Styles, line_styles
 from ergoflow.report.captions import CAPTIONS, TITLES
 from ergoflow.report.figures import Curve
 from ergoflow.report.runs import REFERENCE_ROWS, RunGroup, slugify, task_of
-from ergoflow.report.units import units_of
+from ergoflow.report.units import step_of, units_of
 
 _WALL_TITLES = {"rms_u": "u′⁺", "rms_v": "v′⁺", "rms_w": "w′⁺", "uv": "−uv⁺"}
 
@@ -75,8 +75,7 @@ def _error_growth(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | No
         return None
     found = {name: _shared(groups, "relative_l2", name, "relative_l2/steps") for name in REFERENCE_ROWS}
     references = {name: curve for name, curve in found.items() if curve is not None}
-    seconds = task_of(groups[0].first)[1]
-    figure = figures.draw_error_growth(models, references, step_seconds=seconds, styles=styles)
+    figure = figures.draw_error_growth(models, references, styles=styles, step=step_of(groups[0].first))
     return _compared("error-growth", models, figure)
 
 
@@ -104,7 +103,7 @@ def _spectrum_scale(groups: Sequence[RunGroup]) -> float | None:
 
 
 def _autocorrelation(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
-    draw = partial(figures.draw_autocorrelation, step_seconds=task_of(groups[0].first)[1], styles=styles)
+    draw = partial(figures.draw_autocorrelation, styles=styles, step=step_of(groups[0].first))
     return _against_truth(groups, "autocorrelation", "autocorrelation/lags", draw)
 
 
@@ -206,7 +205,6 @@ def _maps_of(group: RunGroup, side: int) -> Iterator[tuple[str, Figure]]:
     steps, truth, model = (run.curve(f"snapshots/{part}") for part in ("steps", "truth", "model"))
     # One-dimensional systems store (S, C, X): they have no map.
     if steps is not None and truth is not None and model is not None and truth.ndim == 4:
-        seconds = task_of(run)[1]
         yield (
             "snapshots",
             maps.draw_snapshots(
@@ -214,9 +212,10 @@ def _maps_of(group: RunGroup, side: int) -> Iterator[tuple[str, Figure]]:
                 truth[:, 0],
                 model[:, 0],
                 side=side,
-                step_seconds=seconds,
                 axes=axes,
                 field=units_of(run).field,
+                step_seconds=task_of(run)[1],
+                time_unit=units_of(run).time,
             ),
         )
     kernels = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ergoflow.report.digits import in_digits
 from ergoflow.report.runs import RunGroup, has_strayed, share_in_range
 from ergoflow.report.tables import FLOOR_LABEL, STRAYED, Row, Table, build_table
+from ergoflow.report.units import step_of
 
 MAX_METRIC_CARDS = 6
 _UNITS = ((3600, "h"), (60, "min"), (1, "s"))
@@ -48,7 +49,7 @@ def sentence(table: Table, groups: Sequence[RunGroup]) -> str:
     verdicts = _verdicts(table, row)
     at_floor, better, worse, failed = (verdicts.count(v) for v in ("at floor", "better", "worse", "failed"))
     models = sum(other.kind == "model" for other in table.rows)
-    task = f"on {table.dataset} in steps of {in_digits(table.step_seconds)} s, {row.label}"
+    task = f"on {table.dataset} in steps of {step_of(groups[0].first)}, {row.label}"
     opening = f"O{task[1:]}" if models == 1 else f"Of {models} models {task}"
     parts = []
     if at_floor:
