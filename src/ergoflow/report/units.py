@@ -31,9 +31,9 @@ def units_of(run: RunView) -> Units:
     return KNOWN.get(kind) or Units(field=run.scores.get("fields", ("field",))[0])
 
 
-def step_of(run: RunView) -> str:
+def step_of(run: RunView, *, digits: int = 3) -> str:
     """How long a step is, with its unit."""
-    return f"{in_digits(task_of(run)[1])} {units_of(run).time}"
+    return f"{in_digits(task_of(run)[1], digits)} {units_of(run).time}"
 
 
 def with_unit(name: str, unit: str) -> str:
