@@ -180,13 +180,13 @@ def _context(table: Table, key: str) -> str:
 
 
 def _ending(group: RunGroup) -> str:
-    """How many roll-outs of a group stay finite and, where some do not, how many keep the truth's energy."""
+    """How many roll-outs of a group stay finite and, where some do not, how many keep the truth's energies."""
     (finite, total, steps), inside = survival(group), in_range(group)
     everyone = {1: "its roll-out", 2: "both roll-outs"}.get(total, f"all {total} roll-outs")
     some = f"{finite} of {total} roll-outs" if finite else "no roll-out"
     text = f"{everyone if finite == total else some} {'stays' if finite <= 1 else 'stay'} finite for {steps:,} steps"
     if inside < finite:
-        text += f"; {inside} of {total} {'keeps' if inside == 1 else 'keep'} the truth's energy"
+        text += f"; {inside} of {total} {'keeps' if inside == 1 else 'keep'} the truth's energy and enstrophy"
     return text
 
 
