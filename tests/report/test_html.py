@@ -346,6 +346,13 @@ def test_a_model_has_one_colour_in_all_chapters(make_run: Make, tmp_path: Path) 
     assert kf.items() < tcf.items()
 
 
+def test_every_table_that_moves_sideways_can_be_moved_by_keys(make_run: Make, tmp_path: Path) -> None:
+    text = render([only(make_run(dataset="kf256"))], tmp_path, title="t").read_text(encoding="utf-8")
+    tables = re.findall(r'<div class="scroll"[^>]*>', text)
+    assert len(tables) > 5
+    assert all('role="region" aria-label="' in tag and 'tabindex="0"' in tag for tag in tables)
+
+
 def test_time_is_told_in_the_units_of_the_data(make_run: Make, tmp_path: Path) -> None:
     families = ("relative_l2", "autocorrelation", "snapshots", "player")
     run = only(make_run(), *families)
