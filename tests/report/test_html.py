@@ -346,6 +346,17 @@ def test_a_model_has_one_colour_in_all_chapters(make_run: Make, tmp_path: Path) 
     assert kf.items() < tcf.items()
 
 
+def test_printed_tables_have_the_digits_of_print(make_run: Make, tmp_path: Path) -> None:
+    text = render([only(make_run(dataset="kf256"))], tmp_path, title="t").read_text(encoding="utf-8")
+    for row, cells in (
+        ("MNO", "1.02 1.29 0.42 0.70 0.40 0.42"),
+        ("Advantage (%)", "6.12 5.80 6.67 9.52 20.0"),
+        ("128×128", "42 1,986 50.2"),
+        ("UNO", "17,438,305 12 769 6.88"),
+    ):
+        assert f'<th scope="row">{row}</th>' + "".join(f"<td>{cell}</td>" for cell in cells.split()) in text
+
+
 def test_every_table_that_moves_sideways_can_be_moved_by_keys(make_run: Make, tmp_path: Path) -> None:
     text = render([only(make_run(dataset="kf256"))], tmp_path, title="t").read_text(encoding="utf-8")
     tables = re.findall(r'<div class="scroll"[^>]*>', text)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ergoflow.report.published import PublishedTable
+from ergoflow.report.published import PublishedTable, in_print
 from ergoflow.report.runs import RunGroup, RunView, survival_text
 from ergoflow.report.score_table import MARKS, definition_id, scrolled
 from ergoflow.report.sections import FigureItem
@@ -67,10 +67,10 @@ def card_list(cards: Sequence[Card], *, chapter: str) -> str:
 def published_table(table: PublishedTable) -> str:
     """One of the paper's tables as printed."""
     head = "".join(f'<th scope="col">{_PUBLISHED_LABELS[key]}</th>' for key in table.columns)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{value:,}</td>" for value in values)}</tr>'
-        for label, values in table.rows.items()
-    )
+    rows = ""
+    for label, values in table.rows.items():
+        texts = [in_print(label, key, value) for key, value in zip(table.columns, values, strict=True)]
+        rows += f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{text}</td>" for text in texts)}</tr>'
     return scrolled(f'<th scope="col"></th>{head}', rows, caption=f"{table.source}. {table.caption}")
 
 
