@@ -12,15 +12,19 @@ from pathlib import Path
 import numpy as np
 
 from ergoflow.metrics import dns_profiles
-from ergoflow.report.canvas import add_colorbar, line_styles, new_figure
+from ergoflow.report.board import draw_field, draw_scale, label_row, new_board
+from ergoflow.report.canvas import line_styles
+from ergoflow.report.digits import in_digits
 from ergoflow.report.figures import Curve, draw_walls
-from ergoflow.report.maps import draw_field, label_row, scale_of, upright
+from ergoflow.report.maps import scale_of, upright
+from ergoflow.report.saving import to_png
 
 ROOT = Path(__file__).parent.parent
 PANELS = {"u′⁺": "u_rms", "v′⁺": "v_rms", "w′⁺": "w_rms", "−uv⁺": "uv"}
 # Runs of the demo, and what their rows are called.
-DEMO = {"kf64-a3m": "a3m,\none minute", "kf64-ergoformer-pretrained": "ergoformer,\nshipped"}
+DEMO = {"kf64-a3m": "a3m, one minute", "kf64-ergoformer-pretrained": "ergoformer, shipped"}
 FRAME_SECONDS = 0.2
+DPI = 120
 
 
 def channel() -> None:
@@ -34,7 +38,7 @@ def channel() -> None:
     mean = {name: Curve(p["y_plus"], p["u_plus"]) for name, p in sources.items()}
     rms = {title: {name: Curve(p["y_plus"], p[key]) for name, p in sources.items()} for title, key in PANELS.items()}
     figure = draw_walls(mean, rms, styles=line_styles([name for name in sources if name != "dns"]))
-    figure.savefig(ROOT / "docs" / "channel.png", dpi=120, facecolor="white")
+    (ROOT / "docs" / "channel.png").write_bytes(to_png(figure, dpi=DPI))
 
 
 def demo(root: Path) -> None:
@@ -44,14 +48,15 @@ def demo(root: Path) -> None:
     steps, rows = first["snapshots/steps"], {"truth": first["snapshots/truth"]}
     rows |= {label: curves["snapshots/model"] for label, curves in runs.items()}
     colors, low, high = scale_of(rows["truth"])
-    figure, panels = new_figure(1.75 * len(steps) + 1.0, 5.3, rows=len(rows), columns=len(steps))
+    shape, last = rows["truth"].shape[-2:], len(steps) - 1
+    board = new_board(len(rows), len(steps), width=1.65, shape=shape, labelled=True, title_lines=2, scales=(last,))
     for row, (label, fields) in enumerate(rows.items()):
         for column, step in enumerate(steps):
-            title = "" if row else f"step {int(step)}\n{step * FRAME_SECONDS:.3g} s"
-            image = draw_field(panels[row, column], upright(fields[column, 0]), colors, low, high, title=title)
-        label_row(panels[row, 0], label)
-    add_colorbar(figure, image, list(panels.ravel()), extend="both")
-    figure.savefig(ROOT / "docs" / "demo.png", dpi=120, facecolor="white")
+            title = "" if row else f"step {int(step)}\n{in_digits(step * FRAME_SECONDS)} s"
+            image = draw_field(board, row, column, upright(fields[column, 0]), colors, low, high, title=title)
+        label_row(board, row, label)
+    draw_scale(board, image, 0, rows=(0, len(rows) - 1), label="vorticity (1/s)", extend="both")
+    (ROOT / "docs" / "demo.png").write_bytes(to_png(board.figure, dpi=DPI))
 
 
 if __name__ == "__main__":

@@ -341,3 +341,12 @@ def test_a_cost_table_that_was_cut_short_says_so() -> None:
     assert "Cut short" not in block(complete=True)
     # Files from before costs were written piece by piece do not say.
     assert "Cut short" not in block()
+
+
+def test_without_persistence_nothing_is_said_of_it(make_run: MakeRun) -> None:
+    runs = [make_run(f"{task}-a3m", dataset=task, skill=0.05) for task in ("kf256-coarse", "tcf96")]
+    assert judged("beats persistence", runs).word == "reproduced"
+    for run in runs:
+        for metric in run.scores["metrics"].values():
+            metric["rows"].pop("persistence")
+    assert judged("beats persistence", runs) == Verdict("not run yet", "no cell holds persistence")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
@@ -37,10 +38,15 @@ def drawn(axes: Axes, label: str) -> tuple[list[float], list[float]]:
     return list(found.get_xdata()), list(found.get_ydata())
 
 
+def words(figure: Figure) -> list[str]:
+    """All texts of a board."""
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
 def test_error_growth_draws_models_and_references() -> None:
     model, reference = RNG.random(11) + 0.1, RNG.random(11) + 0.1
     figure = figures.draw_error_growth(
-        {"m": Curve(X, model)}, {"persistence": Curve(X, reference)}, step_seconds=0.1, styles=STYLES
+        {"m": Curve(X, model)}, {"persistence": Curve(X, reference)}, step="0.1 s", styles=STYLES
     )
     (axes,) = figure.axes
     assert drawn(axes, "m") == (list(X), list(model))
@@ -51,7 +57,7 @@ def test_error_growth_draws_models_and_references() -> None:
 
 def test_bands_enclose_what_they_are_given() -> None:
     y = RNG.random(11) + 1
-    figure = figures.draw_autocorrelation({}, Curve(X, y, y - 0.2, y + 0.3), step_seconds=0.1, styles=STYLES)
+    figure = figures.draw_autocorrelation({}, Curve(X, y, y - 0.2, y + 0.3), step="0.1 s", styles=STYLES)
     (band,) = figure.axes[0].collections
     vertices = band.get_paths()[0].vertices
     for x, value in zip(X, y, strict=True):
@@ -100,19 +106,24 @@ def test_shells_of_the_page_add_up_to_the_mean_square_of_the_field(make_run: Cal
     assert np.sum(line(top, "truth").get_ydata()) == pytest.approx((field**2).mean())
     assert np.sum(line(top, "kf64-a3m").get_ydata()) == pytest.approx(3 * (field**2).mean())
     np.testing.assert_allclose(np.asarray(line(bottom, "kf64-a3m").get_ydata())[[1, 4]], 3)
-    assert top.get_ylabel() == "energy per shell (u_τ²)"
+    assert top.get_ylabel() == "|u|² per shell (u_τ²)"
 
 
 @pytest.mark.parametrize(
-    ("dataset", "fields", "field", "enstrophy"),
+    ("dataset", "fields", "field", "enstrophy", "tke"),
     [
-        ({"kind": "kolmogorov"}, None, "vorticity (1/s)", "enstrophy (1/s²)"),
-        ({"kind": "files"}, ["height", "speed"], "height", "enstrophy"),
-        ({}, None, "field", "enstrophy"),
+        ({"kind": "kolmogorov"}, None, "vorticity (1/s)", "enstrophy (1/s²)", "TKE (length²/s²)"),
+        ({"kind": "files"}, ["height", "speed"], "height", "enstrophy", "TKE"),
+        ({}, None, "field", "enstrophy", "TKE"),
     ],
 )
 def test_axes_tell_units_where_the_data_have_known_ones(
-    make_run: Callable[..., RunView], dataset: dict[str, str], fields: list[str] | None, field: str, enstrophy: str
+    make_run: Callable[..., RunView],
+    dataset: dict[str, str],
+    fields: list[str] | None,
+    field: str,
+    enstrophy: str,
+    tke: str,
 ) -> None:
     run = make_run()
     scores = run.scores if fields is None else {**run.scores, "fields": fields}
@@ -120,6 +131,18 @@ def test_axes_tell_units_where_the_data_have_known_ones(
     items = {item.slug: item.figure for item in figure_items(group_runs([run]), side=16)}
     assert items["pdf"].axes[0].get_xlabel() == field
     assert items["enstrophy"].axes[0].get_ylabel() == enstrophy
+    assert words(items["kinetic-energy-1-kf64-a3m"]).count(tke) == 1
+    assert words(items["snapshots-1-kf64-a3m"]).count(field) == 2
+
+
+@pytest.mark.parametrize(("axes", "text"), [("xy", "x to the right, y upwards"), ("yz", "z to the right, y upwards")])
+def test_captions_of_maps_say_where_the_axes_point(make_run: Callable[..., RunView], axes: str, text: str) -> None:
+    run = make_run()
+    run.scores["axes"] = list(axes)  # type: ignore[index]
+    captions = {item.slug: item.caption for item in figure_items(group_runs([run]), side=16)}
+    assert captions["snapshots-1-kf64-a3m"].endswith(f"Axes: {text}.")
+    assert "Axes" not in captions["attention-1-kf64-a3m"]
+    assert "Axes" not in captions["spectrum"]
 
 
 def test_spectra_on_other_shells_are_compared_where_they_meet() -> None:
@@ -176,7 +199,7 @@ def test_long_series_are_thinned() -> None:
 
 def test_a_curve_that_becomes_infinite_ends_in_a_cross() -> None:
     y = np.where(X < 5, X, np.inf)
-    (axes,) = figures.draw_error_growth({"m": Curve(X, y)}, {}, step_seconds=1, styles=STYLES).axes
+    (axes,) = figures.draw_error_growth({"m": Curve(X, y)}, {}, step="1 s", styles=STYLES).axes
     (cross,) = [found for found in axes.lines if found.get_marker() == "x"]
     assert (np.ravel(cross.get_xdata())[0], np.ravel(cross.get_ydata())[0]) == (4.0, 4.0)
 
@@ -268,6 +291,17 @@ def test_shrinking_averages_blocks_also_where_they_do_not_fit() -> None:
 def test_forty_runs_have_forty_distinct_styles() -> None:
     styles = canvas.line_styles([str(n) for n in range(40)])
     assert len({(style.color, str(style.dash)) for style in styles.values()}) == 40
+
+
+def test_a_name_in_the_shared_order_looks_the_same_among_whatever_others() -> None:
+    def looks(names: list[str]) -> dict[str, tuple[str, str]]:
+        styles = canvas.line_styles(names, ["mno", "uno", "a3m"]).values()
+        return {style.label: (style.color, str(style.dash)) for style in styles}
+
+    many, few = looks(["kf-a3m", "kf-uno", "kf-mno", "kf-new"]), looks(["tcf-other", "tcf-a3m"])
+    assert many["a3m"] == few["a3m"]
+    assert len(set(many.values())) == 4
+    assert len(set(few.values())) == 2
 
 
 #: Linear RGB as seen without green and without red cones (Machado, Oliveira & Fernandes 2009, severity 1).

@@ -329,6 +329,59 @@ def test_runs_of_different_tests_are_to_be_compared_with_care(make_run: Make, tm
     assert "4 test trajectories, 1,000 steps; 4 test trajectories, 2,000 steps. Runs were scored on different" in text
 
 
+def test_a_model_has_one_colour_in_all_chapters(make_run: Make, tmp_path: Path) -> None:
+    names = {"kf": ("kf-a", "kf-b"), "tcf": ("tcf-b", "tcf-a", "tcf-c")}
+    skill = {"kf-a": 0.05, "kf-b": 0.5, "tcf-b": 0.05, "tcf-a": 0.5, "tcf-c": 0.6}
+    runs = [
+        only(make_run(name, dataset=dataset, skill=skill[name]), "relative_l2")
+        for dataset in names
+        for name in names[dataset]
+    ]
+    text = render(runs, tmp_path, title="t").read_text(encoding="utf-8")
+    kf, tcf = (
+        dict(re.findall(r"stroke: (#\w{6});[^>]*/></g><g><text[^>]*>([abc])</text>", drawing))
+        for drawing in re.findall(r'<figure id="\w+-error-growth".*?</figure>', text, flags=re.DOTALL)
+    )
+    assert len(tcf) == 3
+    assert kf.items() < tcf.items()
+
+
+def test_printed_tables_have_the_digits_of_print(make_run: Make, tmp_path: Path) -> None:
+    text = render([only(make_run(dataset="kf256"))], tmp_path, title="t").read_text(encoding="utf-8")
+    for row, cells in (
+        ("MNO", "1.02 1.29 0.42 0.70 0.40 0.42"),
+        ("Advantage (%)", "6.12 5.80 6.67 9.52 20.0"),
+        ("128×128", "42 1,986 50.2"),
+        ("UNO", "17,438,305 12 769 6.88"),
+    ):
+        assert f'<th scope="row">{row}</th>' + "".join(f"<td>{cell}</td>" for cell in cells.split()) in text
+
+
+def test_every_table_that_moves_sideways_can_be_moved_by_keys(make_run: Make, tmp_path: Path) -> None:
+    text = render([only(make_run(dataset="kf256"))], tmp_path, title="t").read_text(encoding="utf-8")
+    tables = re.findall(r'<div class="scroll"[^>]*>', text)
+    assert len(tables) > 5
+    assert all('role="region" aria-label="' in tag and 'tabindex="0"' in tag for tag in tables)
+
+
+def test_time_is_told_in_the_units_of_the_data(make_run: Make, tmp_path: Path) -> None:
+    families = ("relative_l2", "autocorrelation", "snapshots", "player")
+    run = only(make_run(), *families)
+    channel = dataclasses.replace(
+        only(make_run("c", dataset="tcf"), *families), recipe={"dataset": {"kind": "channel"}}
+    )
+    text = render([run], tmp_path, title="t").read_text(encoding="utf-8")
+    assert "steps of 0.1 s," in text
+    assert "δ/u_τ" not in text
+    text = render([run, channel], tmp_path, title="t").read_text(encoding="utf-8")
+    for words in (
+        *("<span>0.1 δ/u_τ</span>", "<span>0.1 δ/u_τ per step</span>", "steps of 0.1 δ/u_τ, c"),
+        *("lead time (steps of 0.1 δ/u_τ)", "lag (steps of 0.1 δ/u_τ)", ">0.5 δ/u_τ<"),
+        '"time_unit":' + json.dumps("δ/u_τ"),
+    ):
+        assert words in text, words
+
+
 def test_the_player_names_the_runs_it_cannot_show(make_run: Make, tmp_path: Path) -> None:
     runs = [only(make_run(name, skill=skill), "player") for name, skill in (("a", 0.1), ("b", 0.5))]
     assert "not shown" not in render(runs, tmp_path, title="t").read_text(encoding="utf-8")

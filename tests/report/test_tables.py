@@ -149,7 +149,7 @@ def test_a_run_that_left_the_attractor_has_not_just_survived(make_run: Make) -> 
     run.scores["survival"].update({"energy_in_range@1000": 1.0, "enstrophy_in_range@1000": 0.25})
     groups = group_runs([run])
     table = build_table(groups)
-    text = "; all 4 roll-outs stay finite for 1,000 steps; 1 of 4 keeps the truth's energy."
+    text = "; all 4 roll-outs stay finite for 1,000 steps; 1 of 4 keeps the truth's energy and enstrophy."
     assert sentence(table, groups).endswith(text)
     found = {card.label: (card.value, card.verdict) for card in cards(table, groups)}
     assert (found["finite"], found["in range"]) == (("4/4", None), ("1/4", "strayed"))
@@ -165,10 +165,10 @@ def test_no_card_speaks_of_a_range_that_nobody_looked_at(make_run: Make) -> None
     ("total", "finite", "inside", "text"),
     [
         (1, 1, 1, "its roll-out stays finite for 1,000 steps"),
-        (2, 2, 1, "both roll-outs stay finite for 1,000 steps; 1 of 2 keeps the truth's energy"),
+        (2, 2, 1, "both roll-outs stay finite for 1,000 steps; 1 of 2 keeps the truth's energy and enstrophy"),
         (2, 1, 1, "1 of 2 roll-outs stays finite for 1,000 steps"),
         (8, 8, 8, "all 8 roll-outs stay finite for 1,000 steps"),
-        (8, 5, 3, "5 of 8 roll-outs stay finite for 1,000 steps; 3 of 8 keep the truth's energy"),
+        (8, 5, 3, "5 of 8 roll-outs stay finite for 1,000 steps; 3 of 8 keep the truth's energy and enstrophy"),
         (8, 0, 0, "no roll-out stays finite for 1,000 steps"),
     ],
 )

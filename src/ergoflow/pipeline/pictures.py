@@ -30,7 +30,7 @@ from ergoflow.report.paper_figures import LORENZ, MAX_BYTES, PICTURES, Picture
 from ergoflow.report.saving import to_png
 
 # Raised when drawings change, so that every figure is drawn anew.
-FIGURES_FORMAT = 4
+FIGURES_FORMAT = 5
 # Tried in this order until a file is small enough.
 DPI = (130, 100, 80, 60)
 COLOURS = 256

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -124,7 +125,7 @@ def label_row(board: Board, row: int, text: str) -> None:
 
 
 def draw_scale(
-    board: Board, image: AxesImage, place: int, *, rows: tuple[int, int], label: str = "", extend: str = "neither"
+    board: Board, image: ScalarMappable, place: int, *, rows: tuple[int, int], label: str = "", extend: str = "neither"
 ) -> None:
     """The colours of an image at one of the board's places for scales, beside the rows from first to last.
 
@@ -172,7 +173,7 @@ def draw_scale(
     )
 
 
-def _ticks(image: AxesImage) -> list[float]:
+def _ticks(image: ScalarMappable) -> list[float]:
     """At most seven round values between the ends of a scale."""
     low, high = image.get_clim()
     assert low is not None

@@ -1,44 +1,49 @@
-"""The channel as a box: streamwise velocity on three of its faces."""
+"""The channel as a box: streamwise velocity on three of its faces, in oblique projection."""
 
 from __future__ import annotations
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from ergoflow.report.canvas import color_map, new_figure, shrink
+from ergoflow.report.board import draw_scale, new_board
+from ergoflow.report.canvas import INK, LABEL_SIZE, color_map, shrink
+from ergoflow.report.digits import in_digits
 
-#: Points along the longest side of the picture.
+#: Points along the longest side of a face.
 SIDE = 160
+#: Where a depth of one goes on the paper: to the left and upwards, so that the eye looks into the box.
+LEFT, UP = 0.4, 0.5
+#: Inches.
+WIDTH, WORDS = 8.0, 0.24
 
 
 def draw_box(front: np.ndarray, side: np.ndarray, floor: np.ndarray) -> Figure:
-    """u⁺ on the front (Y, X), the inflow side (Y, Z) and a plane near the lower wall (X, Z), seen from above.
+    """u⁺ on the plane z = 0 (Y, X), the plane x = 0 (Y, Z) and one near the lower wall (X, Z), on one scale.
 
-    One colour scale for all three; the stream runs along x.
+    The box is periodic in x and z: the first two stand at its back and at its end. It is two half heights δ high.
     """
-    (height, length), width = front.shape, side.shape[1]
-    front, side, floor = (shrink(face, SIDE) for face in (front, side, floor))
-    figure, ((axes,),) = new_figure(9.4, 3.6, subplot_kw={"projection": "3d"})
-    low, high = min(f.min() for f in (front, side, floor)), max(f.max() for f in (front, side, floor))
-    paint = color_map("thermal")
-
-    def corners(first: float, second: float, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        grids = np.meshgrid(*(np.linspace(0, end, n + 1) for end, n in zip((first, second), shape, strict=True)))
-        return grids[0].T, grids[1].T
-
-    def face(x: np.ndarray, z: np.ndarray, y: np.ndarray, values: np.ndarray) -> None:
-        colours = paint((values - low) / (high - low))
-        axes.plot_surface(
-            x, z, y, facecolors=colours, rstride=1, cstride=1, shade=False, linewidth=0, antialiased=False
+    (rows, columns), deep = front.shape, side.shape[1]
+    inch = WIDTH / (columns + LEFT * deep)
+    length, height, left, up = (inch * size for size in (columns, rows, LEFT * deep, UP * deep))
+    board = new_board(
+        1, 1, width=WIDTH, shape=((height + up + WORDS) / WIDTH, 1), labelled=True, title_lines=0, scales=(0,)
+    )
+    origin = np.add(board.corner(0, 0), (left, WORDS))
+    x, y, z = np.array((length, 0)), np.array((0, height)), np.array((-left, up))
+    low, high = min(face.min() for face in (front, side, floor)), max(face.max() for face in (front, side, floor))
+    for values, down, across, corner in ((floor, x, z, 0), (front, y, x, z), (side, y, z, x)):
+        face = shrink(values, SIDE)
+        i, j = (np.linspace(0, 1, count + 1)[:, None] for count in face.shape)
+        places = origin + corner + i[:, None] * down + j[None] * across  # (rows + 1, columns + 1, 2)
+        image = board.axes.pcolormesh(
+            *np.moveaxis(places, -1, 0), face, cmap=color_map("thermal"), vmin=low, vmax=high, rasterized=True
         )
-
-    x, z = corners(length, width, floor.shape)
-    face(x, z, np.zeros_like(x), floor)
-    y, z = corners(height, width, side.shape)
-    face(np.full_like(y, length), z, y, side)
-    y, x = corners(height, length, front.shape)
-    face(x, np.full_like(y, width), y, front)
-    axes.set_box_aspect((length, width, height), zoom=1.25)
-    axes.view_init(elev=24, azim=-62)
-    axes.set_axis_off()
-    return figure
+    for text, place, alignment in (
+        (f"x, {in_digits(2 * columns / rows)} δ; stream →", x / 2 - (0, 0.06), {"ha": "center", "va": "top"}),
+        (f"z, {in_digits(2 * deep / rows)} δ", z / 2 - (0.08, 0), {"ha": "right", "va": "top"}),
+        ("y, 2 δ", z + y / 2 - (0.06, 0), {"ha": "right", "va": "center", "rotation": 90}),
+    ):
+        at = origin + place
+        board.axes.text(at[0], at[1], text, fontsize=LABEL_SIZE, color=INK, **alignment)
+    draw_scale(board, image, 0, rows=(0, 0), label="u⁺")
+    return board.figure

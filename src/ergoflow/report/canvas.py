@@ -14,7 +14,7 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from ergoflow.report.names import shared_prefix, shorten
+from ergoflow.report.names import short_names, shorten
 
 #: Text, axes and the truth. An odd value, because the SVG writer finds it again by its name.
 INK = "#1d2531"
@@ -24,6 +24,8 @@ INK = "#1d2531"
 PALETTE = ("#3a7fc1", "#cf6a26", "#2f9160", "#238f9a", "#c9495f", "#8a6bc4", "#7b8a1f", "#c0589a")
 DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (3, 1.5)))
 COLOURS_PER_DASH = 4
+#: So many names have styles that anybody can tell apart.
+MAX_STYLES = COLOURS_PER_DASH * len(DASHES)
 
 REFERENCE_DASHES = {"persistence": (0, (4, 2)), "climatology": (0, (1, 1.5)), "zero": (0, (6, 2, 1, 2))}
 #: Of a legend, in units of its font's size: the line before a name, and the gap between two columns.
@@ -69,21 +71,23 @@ class LineStyle:
 Styles = Mapping[str, LineStyle]
 
 
-def line_styles(names: Sequence[str]) -> Styles:
+def line_styles(names: Sequence[str], order: Sequence[str] = ()) -> Styles:
     """A distinct style per name, thinner where many share an axis.
 
-    Legends leave out what all names begin with.
+    Legends leave out what all names begin with. `order` lists short names of several figures, so that one has the same
+    colour and dash in all of them.
     """
     width = 1.7 if len(names) <= 4 else 1.2 if len(names) <= 10 else 0.9
-    start = len(shared_prefix(names))
+    labels = short_names(names)
+    places = {label: place for place, label in enumerate(dict.fromkeys([*order, *labels]))}
     return {
         name: LineStyle(
-            label=shorten(name[start:]),
-            color=PALETTE[i % len(PALETTE)],
-            dash=DASHES[i // COLOURS_PER_DASH % len(DASHES)],
+            label=shorten(label),
+            color=PALETTE[places[label] % len(PALETTE)],
+            dash=DASHES[places[label] // COLOURS_PER_DASH % len(DASHES)],
             width=width,
         )
-        for i, name in enumerate(names)
+        for name, label in zip(names, labels, strict=True)
     }
 
 

@@ -29,8 +29,8 @@ CAPTIONS = {
     "error-growth": (
         "Relative L2: mean over test trajectories of ‖prediction − truth‖ / ‖truth‖ at each lead time, one "
         "norm over grid and channels. On the logarithmic axis chaos is a straight line: look for how low a "
-        "model starts and when it meets the grey forecasts; unrelated samples of one flow score about 1.4. "
-        "Bands: 95 % bootstrap over trajectories, or ± one standard deviation over seeds. A cross marks "
+        "model starts and when it meets the grey forecasts; unrelated states of one flow score about 1.4 times "
+        "climatology. Bands: 95 % bootstrap over trajectories, or ± one standard deviation over seeds. A cross marks "
         "where a roll-out fails."
     ),
     "spectrum": (
@@ -52,9 +52,9 @@ CAPTIONS = {
     "energy": f"Energy, the mean of ½|u|² over the grid, {_STABILITY}",
     "enstrophy": f"Enstrophy, the mean of ½ω² over the grid, {_STABILITY}",
     "box": (
-        "Streamwise velocity in units of u_τ in the simulated box, darker is slower: the outflow plane, a side, and "
-        "the plane at y⁺ ≈ 15 above the lower wall, where streaks of slow and fast fluid run along the stream. The "
-        "data are planes like the one at the end."
+        "Streamwise velocity of the truth at one moment: a plane along the stream at the back, one across it at the "
+        "end, and below the plane at y⁺ ≈ 15 above the lower wall, where streaks of slow and fast fluid run along the "
+        "stream. δ is half the height; the data are planes like the one at the end."
     ),
     "walls": (
         "Mean streamwise velocity and fluctuations in wall units, both walls averaged. Dotted: the law of "
@@ -71,11 +71,16 @@ CAPTIONS = {
         "step). The first sets how fast forecasts lose their worth; matching it is needed for the right "
         "predictability, and does not suffice for the right climate."
     ),
-    "training": "Training loss over optimiser steps (first seed); dots: validation relative L2 of one step.",
+    "training": (
+        "Training loss over optimiser steps (first seed); dots: validation relative L2 of one step. A loss is what a "
+        "recipe minimises, of normalised fields and over as many steps as it unrolls by then: compare dots between "
+        "models, a line only with itself; a jump may be a longer unroll."
+    ),
     "kinetic-energy": (
-        "(1/d) Σ Var(uᵢ) per grid point, pooled over time and trajectories, and its absolute error in per "
-        "cent of the truth. Small uniform errors are sampling noise; structure in the error is a wrong "
-        "mean flow."
+        "(1/d) Σ Var(uᵢ) per grid point, pooled over time and trajectories, and its absolute error in per cent of the "
+        "truth (of a twentieth of its mean where there is less), averaged over the map; the table's TKE error is of "
+        "the truth's mean instead. Errors near its floor are sampling noise; larger ones say where the fluctuations "
+        "are wrong."
     ),
     "snapshots": (
         "First channel of one test trajectory: truth, prediction, and their difference, at growing lead "

@@ -9,7 +9,7 @@ from typing import Any
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.published import COST_BY_MODEL, COST_IN_REBUTTAL, REBUTTAL_NAME
 from ergoflow.report.reproduction import BASELINES
-from ergoflow.report.rules import Verdict
+from ergoflow.report.rules import Verdict, decided
 
 #: Work of factorised attention grows like N·ΣS, at most N^1.5 in the number N of points of a plane; full attention N².
 FACTORISED_GROWTH = 1.5
@@ -43,9 +43,7 @@ def attention_is_heavier(evidence: Evidence) -> Verdict:
         return Verdict("not run yet", f"no cost of {', '.join(missing)} on 256×256")
     good = min(work["a3m"], work["factformer"]) > max(work["mno"], work["uno"], work["mwt"])
     shown = ", ".join(f"{name} {work[name]:.3g}" for name in COST_NAMES)
-    return Verdict(
-        "reproduced" if good else "not reproduced", f"G multiply-adds on 256²: {shown}, {_cost_files(evidence)}"
-    )
+    return decided(good, f"G multiply-adds on 256²: {shown}, {_cost_files(evidence)}")
 
 
 def cost_grows_slowly(evidence: Evidence) -> Verdict:
@@ -64,8 +62,8 @@ def cost_grows_slowly(evidence: Evidence) -> Verdict:
         for key in ("G mult-adds", "kept MB")
     )
     good = work < FACTORISED_GROWTH and memory <= 1
-    return Verdict(
-        "reproduced" if good else "not reproduced",
+    return decided(
+        good,
         f"from {first} to {last} the work grows like N^{work:.2f}, the memory like N^{memory:.2f} (full attention: N²)"
         f", {_cost_files(evidence)}",
     )
@@ -80,7 +78,7 @@ def lorenz_exponent(evidence: Evidence) -> Verdict:
     if value is None:
         return Verdict("not reproduced", "an orbit of the solver left the finite numbers")
     reason = f"λ₁ = {value:.4f} [{low:.4f}, {high:.4f}], {evidence.link(LORENZ_FILE)}"
-    return Verdict("reproduced" if low <= reference <= high else "not reproduced", reason)
+    return decided(low <= reference <= high, reason)
 
 
 def learned_exponent(evidence: Evidence) -> Verdict:
@@ -95,7 +93,7 @@ def learned_exponent(evidence: Evidence) -> Verdict:
         f"λ₁ = {model['exponents'][0]:.4f}, {share:+.1%}; but its exponents sum to {model['sum']:.2f}, not "
         f"{evidence.lorenz['divergence']:.2f}, {evidence.link(LORENZ_FILE)}"
     )
-    return Verdict("reproduced" if abs(share) <= LEARNED_WITHIN else "not reproduced", reason)
+    return decided(abs(share) <= LEARNED_WITHIN, reason)
 
 
 def _cost_rows(evidence: Evidence, grid: str | None = None) -> list[Mapping[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ergoflow.report.evidence import Evidence
 from ergoflow.report.reproduction import BASELINES, comparison
-from ergoflow.report.rules import Verdict, against_all, as_text, is_lower, needed
+from ergoflow.report.rules import Verdict, against_all, as_text, decided, is_lower, needed
 from ergoflow.report.runs import RunGroup
 
 #: Share of the rows at each wall that count as the boundary in Figure 3.
@@ -37,7 +37,7 @@ def decays(table: str, worse: Sequence[str]) -> Callable[[Evidence], Verdict]:
         rises = {row: _recovery(curve) for row, curve in curves.items() if curve is not None}
         good = rises["a3m"] <= allowed and all(rises[row] > allowed for row in worse if row in rises)
         shown = ", ".join(f"{row} {rise:.2g}" for row, rise in rises.items())
-        return Verdict("reproduced" if good else "not reproduced", f"recovery {shown}; truth's own {allowed:.2g}")
+        return decided(good, f"recovery {shown}; truth's own {allowed:.2g}")
 
     return lambda evidence: against_all(evidence, table, "a3m", worse, judge)
 
@@ -52,7 +52,7 @@ def boundary_energy(table: str) -> Callable[[Evidence], Verdict]:
         errors = {row: _boundary_error(group) for row, group in found.items()}
         good = all(is_lower(errors["a3m"], error) for row, error in errors.items() if row != "a3m")
         shown = ", ".join(f"{row} {as_text(error)}" for row, error in errors.items())
-        return Verdict("reproduced" if good else "not reproduced", f"error of the TKE near the walls: {shown}")
+        return decided(good, f"error of the TKE near the walls: {shown}")
 
     return lambda evidence: against_all(evidence, table, "a3m", tuple(BASELINES), judge)
 
@@ -77,8 +77,8 @@ def spectral_split(table: str, small: Sequence[str], large: Sequence[str]) -> Ca
         labels = comparison(table).rows
         shown = ", ".join(f"{labels[row]}: {lows[row]:.2g}/{highs[row]:.2g}" for row in (*small, *large))
         what = {(True, True): "both hold", (True, False): "high shells only", (False, True): "low shells only"}
-        return Verdict(
-            "reproduced" if high and low else "not reproduced",
+        return decided(
+            high and low,
             f"{what.get((high, low), 'neither holds')}; error of low/high shells: {shown}",
         )
 
@@ -102,7 +102,7 @@ def roughens(table: str, rows: Sequence[str]) -> Callable[[Evidence], Verdict]:
         good = all(a < b for a, b in itertools.pairwise(values))
         labels = comparison(table).rows
         shown = ", ".join(f"{labels[row]}: {value:.2g}" for row, value in zip(rows, values, strict=True))
-        return Verdict("reproduced" if good else "not reproduced", f"roughness: {shown}")
+        return decided(good, f"roughness: {shown}")
 
     return rule
 
@@ -121,7 +121,7 @@ def fits(table: str) -> Callable[[Evidence], Verdict]:
         (t1, v1), (t8, v8), (t32, v32) = (error for row in rows if (error := errors[row]) is not None)
         good = t1 > t8 and v1 > v8 and t32 < t8 and v32 > v8
         shown = f"σ = 1: {t1:.3g}/{v1:.3g}, σ = 8: {t8:.3g}/{v8:.3g}, σ = 32: {t32:.3g}/{v32:.3g}"
-        return Verdict("reproduced" if good else "not reproduced", f"one-step error in training/validation: {shown}")
+        return decided(good, f"one-step error in training/validation: {shown}")
 
     return rule
 
@@ -142,7 +142,7 @@ def orthogonal(table: str) -> Callable[[Evidence], Verdict]:
         worst = float(np.abs(values - 1).max())
         good = worst <= ORTHOGONAL_WITHIN and sign > 0
         reason = f"singular values {values.min():.3g} to {values.max():.3g}, sign of the determinant {sign:+.0f}"
-        return Verdict("reproduced" if good else "not reproduced", reason)
+        return decided(good, reason)
 
     return rule
 

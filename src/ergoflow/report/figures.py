@@ -25,7 +25,6 @@ from ergoflow.report.canvas import (
     new_figure,
     set_title,
 )
-from ergoflow.report.digits import in_digits
 from ergoflow.report.units import with_unit
 
 #: Beyond this many points per figure the series are thinned: a browser draws no more.
@@ -56,7 +55,7 @@ class Curve:
 
 
 def draw_error_growth(
-    models: Mapping[str, Curve], references: Mapping[str, Curve], *, step_seconds: float, styles: Styles
+    models: Mapping[str, Curve], references: Mapping[str, Curve], *, step: str, styles: Styles
 ) -> Figure:
     """Relative L2 error against lead time on a logarithmic ordinate, where exponential growth is straight."""
     figure, ((axes,),) = new_figure(5.0, 3.1)
@@ -66,13 +65,13 @@ def draw_error_growth(
     _draw_models(axes, models, styles)
     axes.set_yscale("log")
     log_ticks(axes, "y")
-    axes.set(xlabel=f"lead time (steps of {in_digits(step_seconds)} s)", ylabel="relative L2 error")
+    axes.set(xlabel=f"lead time (steps of {step})", ylabel="relative L2 error")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finish(figure, axes)
 
 
 def draw_spectrum(models: Mapping[str, Curve], truth: Curve, *, styles: Styles, unit: str = "") -> Figure:
-    """Energy per shell above, ratio to the truth below; the band is truth against truth."""
+    """|u|² per shell above, ratio to the truth below; the band is truth against truth."""
     figure, axes = new_figure(5.0, 4.0, rows=2, sharex=True, gridspec_kw={"height_ratios": (2.2, 1)})
     top, bottom = axes[:, 0]
     # A logarithmic axis has no room for the mean flow (shell 0).
@@ -96,18 +95,18 @@ def draw_spectrum(models: Mapping[str, Curve], truth: Curve, *, styles: Styles, 
     ticks = [2**power for power in range(12) if truth.x[0] <= 2**power <= truth.x[-1]]
     bottom.set_xticks(ticks, labels=[str(tick) for tick in ticks])
     bottom.set(xlabel="wavenumber shell", ylabel="model / truth")
-    top.set_ylabel(with_unit("energy per shell", unit))
+    top.set_ylabel(with_unit("|u|² per shell", unit))
     add_legend(figure, top)
     return figure
 
 
-def draw_autocorrelation(models: Mapping[str, Curve], truth: Curve, *, step_seconds: float, styles: Styles) -> Figure:
+def draw_autocorrelation(models: Mapping[str, Curve], truth: Curve, *, step: str, styles: Styles) -> Figure:
     """Time correlation of the truth and of each model."""
     figure, ((axes,),) = new_figure(5.0, 3.1)
     axes.axhline(0, color=INK, alpha=0.4, linewidth=0.7)
     _draw_truth(axes, truth)
     _draw_models(axes, models, styles)
-    axes.set(xlabel=f"lag (steps of {in_digits(step_seconds)} s)", ylabel="autocorrelation")
+    axes.set(xlabel=f"lag (steps of {step})", ylabel="autocorrelation")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finish(figure, axes)
 

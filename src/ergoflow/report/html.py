@@ -11,6 +11,7 @@ import base64
 import hashlib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,14 +22,15 @@ from string import Template
 import numpy as np
 
 from ergoflow.report import markup, published, score_table
-from ergoflow.report.digits import in_digits
+from ergoflow.report.canvas import MAX_STYLES
+from ergoflow.report.names import short_names
 from ergoflow.report.player import MAX_PIXELS, pack_player
 from ergoflow.report.runs import RunGroup, RunView, group_runs, slugify, task_of
 from ergoflow.report.saving import to_png, to_svg
 from ergoflow.report.sections import figure_items
 from ergoflow.report.summary import best_first, best_row, cards, sentence
 from ergoflow.report.tables import Table, build_table, to_csv, to_json
-from ergoflow.report.units import units_of
+from ergoflow.report.units import step_of, units_of
 
 #: Points of all maps of a page (about a byte each), and the panels one run usually shows.
 MAP_PIXELS = 2_000_000
@@ -57,13 +59,13 @@ def render(
     tables = [build_table(groups) for groups in by_task.values()]
     folder.mkdir(parents=True, exist_ok=True)
     chapters = []
-    budget = _Budget.of(by_task)
+    budget, order = _Budget.of(by_task), _order(by_task)
     for (slug, groups), table in zip(by_task.items(), tables, strict=True):
-        chapters.append(_chapter(slug, groups, table, budget, save, drawn))
+        chapters.append(_chapter(slug, groups, table, budget, order, save, drawn))
     sentences = [sentence(table, groups) for table, groups in zip(tables, by_task.values(), strict=True)]
     save("tables.json", to_json(tables).encode())
     save("tables.csv", to_csv(tables).encode())
-    page, text = folder / "index.html", _page(title, sentences, list(by_task), tables, chapters)
+    page, text = folder / "index.html", _page(title, sentences, by_task, tables, chapters)
     earlier = _figure_ids(page.read_text(encoding="utf-8", errors="replace")) if page.exists() else set()
     save(page.name, text.encode())
     for name in earlier - _figure_ids(text):
@@ -104,6 +106,16 @@ def _by_task(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
     return slugs
 
 
+def _order(by_task: Mapping[str, Sequence[RunGroup]]) -> list[str]:
+    """Short names of all runs, those of most tasks first: a model looks the same in every chapter.
+
+    None where they are more than anybody could tell apart: then each chapter has colours of its own.
+    """
+    names = (name for groups in by_task.values() for name in short_names([group.name for group in groups]))
+    order = [name for name, _ in Counter(names).most_common()]
+    return order if len(order) <= MAX_STYLES else []
+
+
 def _figure_ids(page: str) -> set[str]:
     """The ids of a page's figures, by which their PNG files are named."""
     return set(re.findall(r'<figure id="([a-z0-9-]+)" class="', page))
@@ -112,22 +124,22 @@ def _figure_ids(page: str) -> set[str]:
 def _page(
     title: str,
     sentences: Sequence[str],
-    slugs: Sequence[str],
+    by_task: Mapping[str, Sequence[RunGroup]],
     tables: Sequence[Table],
     chapters: Sequence[str],
 ) -> str:
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     links = "".join(
-        f'<a href="#{slug}">{escape(table.dataset)} <span>{in_digits(table.step_seconds)} s</span></a>'
-        for slug, table in zip(slugs, tables, strict=True)
+        f'<a href="#{slug}">{escape(table.dataset)} <span>{step_of(groups[0].first)}</span></a>'
+        for (slug, groups), table in zip(by_task.items(), tables, strict=True)
     )
     return Template(_asset("page.html")).substitute(
         title=escape(title),
         verdict=markup.verdicts(
             sentences, compared=any(sum(row.kind == "model" for row in table.rows) > 1 for table in tables)
         ),
-        links=links if len(slugs) > 1 else "",
+        links=links if len(by_task) > 1 else "",
         style=_asset("page.css"),
         script=script,
         digest=digest,
@@ -155,6 +167,7 @@ def _chapter(
     groups: Sequence[RunGroup],
     table: Table,
     budget: _Budget,
+    order: Sequence[str],
     save: Callable[[str, bytes], object],
     drawn: Callable[[str], object],
 ) -> str:
@@ -169,7 +182,7 @@ def _chapter(
     parts.append("<h3>Scores</h3>")
     parts.append(_tables(slug, table))
     parts.append(_player(slug, groups, budget))
-    parts.append(_figures(slug, groups, budget, save, drawn))
+    parts.append(_figures(slug, groups, budget, order, save, drawn))
     parts.append("<h3>Provenance</h3>")
     parts.append(markup.provenance(groups))
     return f'<section class="chapter" id="{slug}">{"".join(parts)}</section>'
@@ -184,7 +197,7 @@ def _heading(groups: Sequence[RunGroup], table: Table) -> str:
     remarks = dict.fromkeys(run.scores.get("remark", "") for group in groups for run in group.runs)
     note = "".join(f'<p class="caveat">{escape(remark)}.</p>' for remark in remarks if remark)
     return (
-        f"<h2>{escape(table.dataset)} <span>{in_digits(table.step_seconds)} s per step</span></h2>"
+        f"<h2>{escape(table.dataset)} <span>{step_of(groups[0].first)} per step</span></h2>"
         f'<p class="meta">{words}.{warning}</p>{note}'
     )
 
@@ -209,6 +222,7 @@ def _figures(
     slug: str,
     groups: Sequence[RunGroup],
     budget: _Budget,
+    order: Sequence[str],
     save: Callable[[str, bytes], object],
     drawn: Callable[[str], object],
 ) -> str:
@@ -216,7 +230,7 @@ def _figures(
     maps: list[str] = []
     shown: list[str] = []
     left = [slug, *(group.name for group in groups)]
-    for item in figure_items(groups, side=budget.map_side):
+    for item in figure_items(groups, side=budget.map_side, order=order):
         while item.run is not None and left[0] != item.run:
             drawn(left.pop(0))
         identifier = f"{slug}-{item.slug}"
@@ -261,6 +275,7 @@ def _player(slug: str, groups: Sequence[RunGroup], budget: _Budget) -> str:
         shared_truth,
         models,
         step_seconds=task_of(groups[0].first)[1],
+        time_unit=units_of(groups[0].first).time,
         field=units_of(groups[0].first).field,
         axes=axes,
         max_pixels=budget.player_pixels,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ergoflow.report.published import PublishedTable
+from ergoflow.report.published import PublishedTable, in_print
 from ergoflow.report.runs import RunGroup, RunView, survival_text
-from ergoflow.report.score_table import MARKS, definition_id
+from ergoflow.report.score_table import MARKS, definition_id, scrolled
 from ergoflow.report.sections import FigureItem
 from ergoflow.report.summary import Card, duration
 
@@ -67,15 +67,11 @@ def card_list(cards: Sequence[Card], *, chapter: str) -> str:
 def published_table(table: PublishedTable) -> str:
     """One of the paper's tables as printed."""
     head = "".join(f'<th scope="col">{_PUBLISHED_LABELS[key]}</th>' for key in table.columns)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{value:,}</td>" for value in values)}</tr>'
-        for label, values in table.rows.items()
-    )
-    caption = f"<caption><span>{table.source}. {escape(table.caption)}</span></caption>"
-    return (
-        f'<div class="scroll"><table class="plain">{caption}'
-        f'<thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    rows = ""
+    for label, values in table.rows.items():
+        texts = [in_print(label, key, value) for key, value in zip(table.columns, values, strict=True)]
+        rows += f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{text}</td>" for text in texts)}</tr>'
+    return scrolled(f'<th scope="col"></th>{head}', rows, caption=f"{table.source}. {table.caption}")
 
 
 def player_block(data: dict[str, Any], left_out: Sequence[str], *, identifier: str) -> str:
@@ -120,25 +116,12 @@ def provenance(groups: Sequence[RunGroup]) -> str:
     """Who made these numbers: run by run, then recipe, hardware and versions in full."""
     runs = [run for group in groups for run in group.runs]
     stages = ("simulate_s", "train_s", "predict_s", "score_s")
-    head = "".join(
-        f'<th scope="col">{name}</th>'
-        for name in (
-            "run",
-            "seed",
-            "parameters",
-            "finite",
-            "commit",
-            "simulate",
-            "train",
-            "predict",
-            "score",
-        )
-    )
+    columns = ("run", "seed", "parameters", "finite", "commit", "simulate", "train", "predict", "score")
+    head = "".join(f'<th scope="col">{name}</th>' for name in columns)
     rows = "".join(_provenance_row(run, stages) for run in runs)
     details = "".join(_recipe_details(run) for run in runs)
     return (
-        f'<div class="scroll"><table class="plain"><caption><span>Runs behind this page</span></caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{scrolled(head, rows, caption='Runs behind this page')}"
         f"<details><summary>Recipes, hardware and versions</summary>{details}</details>"
     )
 

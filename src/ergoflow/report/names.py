@@ -20,6 +20,12 @@ def shared_prefix(names: Sequence[str]) -> str:
     return first[: first.rfind("-", 0, shared) + 1]
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """The names without what all begin with."""
+    start = len(shared_prefix(names))
+    return [name[start:] for name in names]
+
+
 def shorten(name: str) -> str:
     """The name, cut in the middle when a legend could not hold it; never read as mathematics."""
     name = " ".join(name.split()).lstrip("_") or "unnamed"

@@ -165,7 +165,7 @@
       const step = data.steps[current];
       frame.value = String(current);
       frame.setAttribute("aria-valuetext", "step " + step);
-      readout.textContent = `step ${step} · ${(step * data.seconds).toFixed(decimals)} s`;
+      readout.textContent = `step ${step} · ${(step * data.seconds).toFixed(decimals)} ${data.time_unit}`;
       box.dataset.frame = String(current);
     };
     const go = (index) => { current = (index + data.steps.length) % data.steps.length; if (shown.length) draw(); };

@@ -9,21 +9,18 @@ from matplotlib.figure import Figure
 
 from ergoflow.report.board import draw_field, draw_scale, label_row, new_board, write_title
 from ergoflow.report.canvas import INK, PALETTE, add_grid, new_figure, set_title, shrink
-from ergoflow.report.maps import SCALE_QUANTILE, percent_text, upright
+from ergoflow.report.maps import PERCENT_LIMIT, SCALE_QUANTILE, percent_error, percent_text, upright
 from ergoflow.report.names import shorten
+from ergoflow.report.units import with_unit
 
 #: Panels of a map stand in rows of at most this many.
 PANELS_PER_ROW = 5
-#: A map of percentages ends here.
-PERCENT_LIMIT = 100.0
 #: The smallest error that is told from none, as one part in this many of the truth's scale.
 ERROR_SPAN = 1000.0
-#: Where the truth is nearly zero (at a wall) percentages are taken of this share of the map's mean.
-PERCENT_FLOOR = 0.05
 
 
 def draw_energy_errors(
-    truth: np.ndarray, models: Mapping[str, np.ndarray | None], *, axes: Sequence[str], side: int
+    truth: np.ndarray, models: Mapping[str, np.ndarray | None], *, axes: Sequence[str], side: int, unit: str = ""
 ) -> Figure:
     """Kinetic energy of the truth, then |TKEp − TKEt|/TKEt of each model in per cent; None is a failed model."""
     field = shrink(upright(truth, axes), side)
@@ -35,18 +32,23 @@ def draw_energy_errors(
         if model is None:
             percent, words = np.full_like(field, np.nan), f"{shorten(name)}: failed"
         else:
-            percent = 100 * np.abs(shrink(upright(model, axes), side) - field)
-            percent /= np.maximum(field, PERCENT_FLOOR * field.mean())
+            percent = percent_error(shrink(upright(model, axes), side), field)
             words = f"{shorten(name)}, {percent_text(percent.mean())}"
         error = draw_field(board, *divmod(place, columns), percent, "amp", 0.0, PERCENT_LIMIT, title=words)
-    draw_scale(board, energy, 0, rows=(0, rows - 1), label="TKE of the truth")
+    draw_scale(board, energy, 0, rows=(0, rows - 1), label=with_unit("TKE of the truth", unit))
     if any(model is not None for model in models.values()):
         draw_scale(board, error, 1, rows=(0, rows - 1), label="|error| (%)", extend="max")
     return board.figure
 
 
 def draw_forecast_errors(
-    steps: np.ndarray, truth: np.ndarray, models: Mapping[str, np.ndarray], *, axes: Sequence[str], side: int
+    steps: np.ndarray,
+    truth: np.ndarray,
+    models: Mapping[str, np.ndarray],
+    *,
+    axes: Sequence[str],
+    side: int,
+    field: str = "field",
 ) -> Figure:
     """The truth and each model's |prediction − truth| (columns) at several lead times (rows); fields (S, X, Y).
 
@@ -65,7 +67,7 @@ def draw_forecast_errors(
         for row in range(rows):
             title = "" if row else shorten(name)
             error = draw_field(board, row, column, errors[row], "amp", floor, limit, title=title, logarithmic=True)
-    draw_scale(board, image, 0, rows=(0, rows - 1), label="truth", extend="both")
+    draw_scale(board, image, 0, rows=(0, rows - 1), label=field, extend="both")
     if models:
         draw_scale(board, error, 1, rows=(0, rows - 1), label="|error|", extend="both")
     return board.figure

@@ -7,7 +7,7 @@ group of recipes that makes them. `draw` returns None where no run has the curve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -19,6 +19,7 @@ from ergoflow.report.maps import draw_attention
 from ergoflow.report.panels import draw_bandwidths, draw_energy_errors, draw_forecast_errors
 from ergoflow.report.runs import RunGroup
 from ergoflow.report.sections import figure_items
+from ergoflow.report.units import Units, units_of
 
 #: Points a side of a map.
 SIDE = 64
@@ -86,11 +87,12 @@ def headline_picture(evidence: Evidence) -> str:
     return f"![{title}]({evidence.place}/figures/{entry['file']})"
 
 
-def _line(slug: str) -> Draw:
-    """The drawing of a line figure of the report's page."""
+def _line(slug: str, order: Sequence[str] = ()) -> Draw:
+    """The drawing of a line figure of the report's page; rows in `order` look alike in all figures that share it."""
 
     def draw(groups: Mapping[str, RunGroup]) -> Figure | None:
-        items = takewhile(lambda item: item.run is None, figure_items(tuple(groups.values()), side=SIDE))
+        drawn = figure_items(tuple(groups.values()), side=SIDE, order=order)
+        items = takewhile(lambda item: item.run is None, drawn)
         return next((item.figure for item in items if item.slug == slug), None)
 
     return draw
@@ -99,7 +101,11 @@ def _line(slug: str) -> Draw:
 def _energy_errors(groups: Mapping[str, RunGroup]) -> Figure | None:
     maps = {row: group.first.curve("tke/model") for row, group in groups.items()}
     truth = _shared(groups, "tke/truth")
-    return None if truth is None else draw_energy_errors(truth, maps, axes=_axes(groups), side=SIDE)
+    return (
+        None
+        if truth is None
+        else draw_energy_errors(truth, maps, axes=_axes(groups), side=SIDE, unit=_units(groups).energy)
+    )
 
 
 def _forecast_errors(groups: Mapping[str, RunGroup]) -> Figure | None:
@@ -109,12 +115,13 @@ def _forecast_errors(groups: Mapping[str, RunGroup]) -> Figure | None:
     kept = np.flatnonzero(np.isin(steps, LEAD_STEPS))
     curves = {row: group.first.curve("snapshots/model") for row, group in groups.items()}
     models = {row: curve[kept, 0] for row, curve in curves.items() if curve is not None and curve.shape == truth.shape}
-    shown = truth[kept, 0]
+    shown, field = truth[kept, 0], _units(groups).field
     if _axes(groups)[0] == "y":
         # The mean flow of a channel would hide the rest.
         mean = shown.mean(axis=(0, 2), keepdims=True)
         shown, models = shown - mean, {row: model - mean for row, model in models.items()}
-    return draw_forecast_errors(steps[kept], shown, models, axes=_axes(groups), side=SIDE)
+        field += " less its mean profile"
+    return draw_forecast_errors(steps[kept], shown, models, axes=_axes(groups), side=SIDE, field=field)
 
 
 def _bandwidths(groups: Mapping[str, RunGroup]) -> Figure | None:
@@ -136,6 +143,10 @@ def _heads(groups: Mapping[str, RunGroup]) -> Figure | None:
 def _shared(groups: Mapping[str, RunGroup], name: str) -> np.ndarray | None:
     """A curve of the truth: the first run that has it speaks."""
     return next((curve for group in groups.values() if (curve := group.first.curve(name)) is not None), None)
+
+
+def _units(groups: Mapping[str, RunGroup]) -> Units:
+    return units_of(next(iter(groups.values())).first)
 
 
 def _axes(groups: Mapping[str, RunGroup]) -> tuple[str, ...]:
@@ -168,14 +179,14 @@ PICTURES: tuple[Picture, ...] = (
         ("Figure 5", "Figure 2"),
         "Time correlation",
         "C(t)/C(0) of truth and models about the mean field; the band is what two halves of the truth differ by.",
-        _line("autocorrelation"),
+        _line("autocorrelation", MAIN_ROWS),
     ),
     *_pair(
         "energy-errors",
         ("Figure 6", "Figure 3"),
         "Turbulent kinetic energy",
-        "The truth's, and the absolute error of each model's over the last steps of its roll-outs in per cent, with "
-        "its mean over the map; grey: the roll-outs failed.",
+        "The truth's, and the absolute error of each model's over the last steps of its roll-outs in per cent (of at "
+        "least a twentieth of the map's mean), with its mean over the map; grey: the roll-outs failed.",
         _energy_errors,
     ),
     *_pair(
@@ -191,14 +202,14 @@ PICTURES: tuple[Picture, ...] = (
         ("Columns τ of Table 1", "Columns τ of Table 2"),
         "Error over lead time",
         "Relative L2 of models and trivial forecasts; on the logarithmic axis chaos is a straight line.",
-        _line("error-growth"),
+        _line("error-growth", MAIN_ROWS),
     ),
     *_pair(
         "spectrum",
         ("ME-APE and ME-LRw of Table 1", "ME-APE and ME-LRw of Table 2"),
         "Energy spectrum",
         "Spectra over the last steps of the roll-outs, and their ratio to the truth's.",
-        _line("spectrum"),
+        _line("spectrum", MAIN_ROWS),
     ),
     Picture(
         slug="operator-kf128",
@@ -244,7 +255,7 @@ PICTURES: tuple[Picture, ...] = (
         slug="channel-box",
         source="Figure 9",
         title="The channel",
-        caption="Streamwise velocity on three faces of our simulation, the near one at y⁺ = 15.",
+        caption="Streamwise velocity on three planes of our simulation, the lowest at y⁺ = 15; δ is half the height.",
         tasks=CHANNEL,
         rows=MAIN_ROWS,
         command="table2",

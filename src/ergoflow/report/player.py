@@ -31,11 +31,12 @@ def pack_player(
     models: Mapping[str, np.ndarray],
     *,
     step_seconds: float,
+    time_unit: str = "s",
     field: str = "field",
     axes: Sequence[str] = ("x", "y"),
     max_pixels: int = MAX_PIXELS,
 ) -> dict[str, Any]:
-    """The player's data as a JSON-ready dict: steps, size, name of the field, colour tables, sheets, relative errors.
+    """The player's data as a JSON-ready dict: steps, size, units, colour tables, sheets, relative errors.
 
     `truth` and each model are (N, X, Y) at the same `steps`. Many models mean smaller frames, then fewer of
     them.
@@ -52,6 +53,7 @@ def pack_player(
     return {
         "steps": [int(step) for step in steps[::stride]],
         "seconds": step_seconds,
+        "time_unit": time_unit,
         "rows": rows,
         "columns": columns,
         "across": across,

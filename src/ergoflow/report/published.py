@@ -140,6 +140,13 @@ COST_IN_REBUTTAL = PublishedTable(
 TABLES = (TABLE_1, TABLE_2, TABLE_3, TABLE_4, COST_BY_GRID, COST_BY_MODEL, COST_IN_REBUTTAL)
 
 
+def in_print(label: str, column: str, value: float) -> str:
+    """A number with the digits it is printed with: two decimals of a score, three digits of an advantage."""
+    if label.startswith("Advantage"):
+        return f"{value:#.3g}"
+    return f"{value:.2f}" if column in TABLE_1.columns else f"{value:,}"
+
+
 def main_table(dataset: str) -> PublishedTable | None:
     """The printed table a dataset is held against; None where the paper has none.
 

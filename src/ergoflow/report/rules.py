@@ -31,6 +31,11 @@ class Verdict:
     reason: str
 
 
+def decided(holds: bool, reason: str) -> Verdict:
+    """The verdict of a rule whose cells are all there."""
+    return Verdict("reproduced" if holds else "not reproduced", reason)
+
+
 def lower(
     table: str, better: str, worse: Sequence[str], keys: Sequence[str] | None = None
 ) -> Callable[[Evidence], Verdict]:
@@ -87,7 +92,7 @@ def advantage(table: str) -> Callable[[Evidence], Verdict]:
             percent = 100 * (1 - ours.value / best)
             good = good and percent >= least
             shown.append(f"{labels[key]}: {in_digits(percent).replace('-', '−')} ({least:g})")
-        return Verdict("reproduced" if good else "not reproduced", "ours (printed), per cent: " + ", ".join(shown))
+        return decided(good, "ours (printed), per cent: " + ", ".join(shown))
 
     return lambda evidence: against_all(evidence, table, "a3m", tuple(BASELINES), judge)
 
@@ -109,7 +114,7 @@ def survives(tables: Sequence[str]) -> Callable[[Evidence], Verdict]:
         reason = ", ".join(
             f"{name}: {share:.0%} finish {steps} steps in range" for name, (share, steps) in shares.items()
         )
-        return Verdict("reproduced" if good else "not reproduced", reason)
+        return decided(good, reason)
 
     return rule
 
@@ -154,9 +159,9 @@ def beats_persistence(tables: Sequence[str]) -> Callable[[Evidence], Verdict]:
                     good = good and is_lower(cells[key].value, trivial)
                     value = as_text(cells[key].value)
                     shown.append(f"{found['a3m'].name} {labels[key]}: {value} ({as_text(trivial)})")
-        return Verdict(
-            "reproduced" if good and shown else "not reproduced", "persistence in brackets: " + ", ".join(shown)
-        )
+        if not shown:
+            return Verdict("not run yet", "no cell holds persistence")
+        return decided(good, "persistence in brackets: " + ", ".join(shown))
 
     return rule
 

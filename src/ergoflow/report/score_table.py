@@ -31,13 +31,17 @@ def score_table(table: Table, columns: Sequence[Column], *, identifier: str, cap
     """A sortable table; a column with variants carries all of them and a menu that picks one."""
     head = "".join(_header(table, column) for column in columns)
     body = "".join(_row(table, row, columns) for row in table.rows if _has_any(table, row, columns))
+    first = '<button type="button" class="sort" data-first="ascending">forecast</button>'
+    head = f'<th scope="col" aria-sort="none">{first}</th>{head}'
+    return scrolled(head, body, caption=caption, attributes=f'id="{identifier}" class="scores"')
+
+
+def scrolled(head: str, body: str, *, caption: str, attributes: str = 'class="plain"') -> str:
+    """A table that moves sideways where it does not fit, by keys as well."""
     return (
-        f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
-        f'<table id="{identifier}" class="scores">'
+        f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0"><table {attributes}>'
         f"<caption><span>{escape(caption)}</span></caption>"
-        f'<thead><tr><th scope="col" aria-sort="none">'
-        f'<button type="button" class="sort" data-first="ascending">forecast</button></th>'
-        f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ergoflow.report.canvas import Styles, line_styles
 from ergoflow.report.captions import CAPTIONS, TITLES
 from ergoflow.report.figures import Curve
 from ergoflow.report.runs import REFERENCE_ROWS, RunGroup, slugify, task_of
-from ergoflow.report.units import units_of
+from ergoflow.report.units import step_of, units_of
 
 _WALL_TITLES = {"rms_u": "u′⁺", "rms_v": "v′⁺", "rms_w": "w′⁺", "uv": "−uv⁺"}
 
@@ -37,19 +38,24 @@ class FigureItem:
     run: str | None = None
 
 
-def figure_items(groups: Sequence[RunGroup], *, side: int) -> Iterator[FigureItem]:
-    """Every figure the curves of one task allow, drawn one at a time; maps at most `side` points wide."""
+def figure_items(groups: Sequence[RunGroup], *, side: int, order: Sequence[str] = ()) -> Iterator[FigureItem]:
+    """Every figure the curves of one task allow, drawn one at a time; maps at most `side` points wide.
+
+    A run has one style in all figures of a task, whichever of them it is in; `order` as in `line_styles`.
+    """
+    styles = line_styles([group.name for group in groups], order)
     for make in _LINE_FIGURES:
-        item = make(groups)
+        item = make(groups, styles)
         if item is not None:
             yield item
     for number, group in enumerate(groups):
         for kind, figure in _maps_of(group, side):
             seed = "" if len(group.runs) == 1 else f", seed {group.first.seed}"
+            axes = "" if kind == "attention" else f" Axes: {maps.orientation(group.plane_axes)}."
             yield FigureItem(
                 slug=f"{kind}-{number + 1}-{slugify(group.name)}"[:60],
                 title=TITLES[kind],
-                caption=f"{group.name}{seed}. {CAPTIONS[kind]}",
+                caption=f"{group.name}{seed}. {CAPTIONS[kind]}{axes}",
                 alt=f"{TITLES[kind]}: {group.name} and the truth.",
                 figure=figure,
                 wide=True,
@@ -63,26 +69,20 @@ def _compared(slug: str, names: Mapping[str, Any], figure: Figure, *, wide: bool
     return FigureItem(slug=slug, title=TITLES[slug], caption=CAPTIONS[slug], alt=alt, figure=figure, wide=wide)
 
 
-def _styles(groups: Sequence[RunGroup]) -> Styles:
-    """One style per run for all figures of a task, whichever of them it is in."""
-    return line_styles([group.name for group in groups])
-
-
-def _error_growth(groups: Sequence[RunGroup]) -> FigureItem | None:
+def _error_growth(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
     models = _models(groups, "relative_l2", "relative_l2/steps")
     if not models:
         return None
     found = {name: _shared(groups, "relative_l2", name, "relative_l2/steps") for name in REFERENCE_ROWS}
     references = {name: curve for name, curve in found.items() if curve is not None}
-    seconds = task_of(groups[0].first)[1]
-    figure = figures.draw_error_growth(models, references, step_seconds=seconds, styles=_styles(groups))
+    figure = figures.draw_error_growth(models, references, styles=styles, step=step_of(groups[0].first))
     return _compared("error-growth", models, figure)
 
 
-def _spectrum(groups: Sequence[RunGroup]) -> FigureItem | None:
+def _spectrum(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
     scale, unit = _spectrum_scale(groups), units_of(groups[0].first).energy
 
-    def draw(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) -> Figure:
+    def draw(models: Mapping[str, Curve], truth: Curve) -> Figure:
         if scale is None:
             return figures.draw_spectrum(models, truth, styles=styles)
         scaled = {name: curve.times(scale) for name, curve in models.items()}
@@ -102,31 +102,25 @@ def _spectrum_scale(groups: Sequence[RunGroup]) -> float | None:
     return None if truth is None or energy is None else 2 * float(energy.y.mean()) / float(truth.y.sum())
 
 
-def _autocorrelation(groups: Sequence[RunGroup]) -> FigureItem | None:
-    seconds = task_of(groups[0].first)[1]
-
-    def draw(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) -> Figure:
-        return figures.draw_autocorrelation(models, truth, step_seconds=seconds, styles=styles)
-
+def _autocorrelation(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
+    draw = partial(figures.draw_autocorrelation, styles=styles, step=step_of(groups[0].first))
     return _against_truth(groups, "autocorrelation", "autocorrelation/lags", draw)
 
 
-def _density(groups: Sequence[RunGroup]) -> FigureItem | None:
-    def draw(models: Mapping[str, Curve], truth: Curve, *, styles: Styles) -> Figure:
-        return figures.draw_density(models, truth, styles=styles, field=units_of(groups[0].first).field)
-
+def _density(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
+    draw = partial(figures.draw_density, styles=styles, field=units_of(groups[0].first).field)
     return _against_truth(groups, "pdf", "pdf/centers", draw)
 
 
-def _energy(groups: Sequence[RunGroup]) -> FigureItem | None:
-    return _series(groups, "energy", units_of(groups[0].first).energy)
+def _energy(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
+    return _series(groups, styles, "energy", units_of(groups[0].first).energy)
 
 
-def _enstrophy(groups: Sequence[RunGroup]) -> FigureItem | None:
-    return _series(groups, "enstrophy", units_of(groups[0].first).enstrophy)
+def _enstrophy(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
+    return _series(groups, styles, "enstrophy", units_of(groups[0].first).enstrophy)
 
 
-def _series(groups: Sequence[RunGroup], quantity: str, unit: str) -> FigureItem | None:
+def _series(groups: Sequence[RunGroup], styles: Styles, quantity: str, unit: str) -> FigureItem | None:
     models = _first_seeds(groups, f"series/{quantity}/model")
     truth = _shared(groups, f"series/{quantity}", "truth", "series/steps")
     if not models or truth is None:
@@ -137,13 +131,11 @@ def _series(groups: Sequence[RunGroup], quantity: str, unit: str) -> FigureItem 
         if group.name in models
     }
     diverged = {group.name: group.first.scores["survival"].get("diverged_at", ()) for group in groups}
-    figure = figures.draw_series(
-        curves, truth.y, quantity=quantity, diverged_at=diverged, styles=_styles(groups), unit=unit
-    )
+    figure = figures.draw_series(curves, truth.y, quantity=quantity, diverged_at=diverged, styles=styles, unit=unit)
     return _compared(quantity, models, figure)
 
 
-def _box(groups: Sequence[RunGroup]) -> FigureItem | None:
+def _box(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
     faces = [groups[0].first.curve(f"box/{name}") for name in ("front", "side", "floor")]
     if any(face is None for face in faces):
         return None
@@ -151,13 +143,13 @@ def _box(groups: Sequence[RunGroup]) -> FigureItem | None:
     return _compared("box", {"truth": None}, draw_box(front, side, floor), wide=True)
 
 
-def _walls(groups: Sequence[RunGroup]) -> FigureItem | None:
+def _walls(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
     mean = _profiles(groups, "wall/U_plus")
     rms = {title: _profiles(groups, f"wall/{key}") for key, title in _WALL_TITLES.items()}
     if not mean:
         return None
     rms = {title: profiles for title, profiles in rms.items() if profiles}
-    figure = figures.draw_walls(mean, rms, styles=_styles(groups))
+    figure = figures.draw_walls(mean, rms, styles=styles)
     return _compared("walls", mean, figure, wide=True)
 
 
@@ -167,30 +159,30 @@ def _profiles(groups: Sequence[RunGroup], family: str) -> dict[str, Curve]:
     return {**{source: curve for source, curve in references.items() if curve is not None}, **models}
 
 
-def _lyapunov(groups: Sequence[RunGroup]) -> FigureItem | None:
+def _lyapunov(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
     models, truths = _first_seeds(groups, "lyapunov/model"), _first_seeds(groups, "lyapunov/truth")
     if not models:
         return None
-    figure = diagnostics.draw_lyapunov(models, next(iter(truths.values()), None), styles=_styles(groups))
+    figure = diagnostics.draw_lyapunov(models, next(iter(truths.values()), None), styles=styles)
     return _compared("lyapunov", models, figure)
 
 
-def _training(groups: Sequence[RunGroup]) -> FigureItem | None:
+def _training(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
     logs = {group.name: [record for record in group.first.log if "loss" in record] for group in groups}
     logs = {name: records for name, records in logs.items() if records}
-    return _compared("training", logs, diagnostics.draw_training(logs, styles=_styles(groups))) if logs else None
+    return _compared("training", logs, diagnostics.draw_training(logs, styles=styles)) if logs else None
 
 
-def _operator(groups: Sequence[RunGroup]) -> FigureItem | None:
+def _operator(groups: Sequence[RunGroup], styles: Styles) -> FigureItem | None:
     eigenvalues = _first_seeds(groups, "operator/eigenvalues")
     singular_values = _first_seeds(groups, "operator/singular_values")
     if not eigenvalues and not singular_values:
         return None
-    figure = diagnostics.draw_operator(eigenvalues, singular_values, styles=_styles(groups))
+    figure = diagnostics.draw_operator(eigenvalues, singular_values, styles=styles)
     return _compared("operator", eigenvalues or singular_values, figure, wide=True)
 
 
-_LINE_FIGURES: tuple[Callable[[Sequence[RunGroup]], FigureItem | None], ...] = (
+_LINE_FIGURES: tuple[Callable[[Sequence[RunGroup], Styles], FigureItem | None], ...] = (
     _error_growth,
     _spectrum,
     _autocorrelation,
@@ -209,11 +201,10 @@ def _maps_of(group: RunGroup, side: int) -> Iterator[tuple[str, Figure]]:
     run, axes = group.first, group.plane_axes
     truth, model = run.curve("tke/truth"), run.curve("tke/model")
     if truth is not None and model is not None and truth.ndim == 2:
-        yield "kinetic-energy", maps.draw_kinetic_energy(truth, model, side=side, axes=axes)
+        yield "kinetic-energy", maps.draw_kinetic_energy(truth, model, side=side, axes=axes, unit=units_of(run).energy)
     steps, truth, model = (run.curve(f"snapshots/{part}") for part in ("steps", "truth", "model"))
     # One-dimensional systems store (S, C, X): they have no map.
     if steps is not None and truth is not None and model is not None and truth.ndim == 4:
-        seconds = task_of(run)[1]
         yield (
             "snapshots",
             maps.draw_snapshots(
@@ -221,9 +212,10 @@ def _maps_of(group: RunGroup, side: int) -> Iterator[tuple[str, Figure]]:
                 truth[:, 0],
                 model[:, 0],
                 side=side,
-                step_seconds=seconds,
                 axes=axes,
                 field=units_of(run).field,
+                step_seconds=task_of(run)[1],
+                time_unit=units_of(run).time,
             ),
         )
     kernels = {
@@ -237,12 +229,12 @@ def _against_truth(
     groups: Sequence[RunGroup],
     family: str,
     abscissa: str,
-    draw: Callable[..., Figure],
+    draw: Callable[[Mapping[str, Curve], Curve], Figure],
 ) -> FigureItem | None:
     models, truth = _models(groups, family, abscissa), _shared(groups, family, "truth", abscissa)
     if not models or truth is None:
         return None
-    return _compared(family, models, draw(models, truth, styles=_styles(groups)))
+    return _compared(family, models, draw(models, truth))
 
 
 def _models(groups: Sequence[RunGroup], family: str, abscissa: str) -> dict[str, Curve]:

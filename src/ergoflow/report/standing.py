@@ -7,14 +7,14 @@ from ergoflow.report.evidence import Evidence, cell_file
 from ergoflow.report.reproduction import budget
 from ergoflow.report.runs import RunGroup
 from ergoflow.report.tables import Row, build_table
+from ergoflow.report.units import step_of
 
-# What a task is, and its unit of time.
 TASKS = {
-    "kf256-coarse": ("Kolmogorov flow, 256²", "s"),
-    "kf128-coarse": ("Kolmogorov flow, 128²", "s"),
-    "kf128": ("Kolmogorov flow, 128²", "s"),
-    "tcf192": ("channel plane, 192²", "δ/u_τ"),
-    "tcf96": ("channel plane, 96²", "δ/u_τ"),
+    "kf256-coarse": "Kolmogorov flow, 256²",
+    "kf128-coarse": "Kolmogorov flow, 128²",
+    "kf128": "Kolmogorov flow, 128²",
+    "tcf192": "channel plane, 192²",
+    "tcf96": "channel plane, 96²",
 }
 MODELS = ("ergoformer", "convnext", "factformer", "a3m")
 TRIVIAL = ("persistence", "climatology")
@@ -45,10 +45,9 @@ def _line(task: str, evidence: Evidence) -> str:
     trivial = {row.label: _errors(row) for row in table.rows if row.label in TRIVIAL}
     best = min(groups, key=lambda model: rows[model].cells[LEADS[0]].value or float("inf"))
     cells = [_cell(groups[m], rows[m], evidence, bold=m == best) if m in groups else "–" for m in MODELS]
-    title, unit = TASKS[task]
-    step = f"{in_digits(groups[best].first.scores['step_seconds'], 2)} {unit}"
+    step = step_of(groups[best].first, digits=2)
     trained = " or ".join(dict.fromkeys(budget(group.first).removesuffix(" of training") for group in groups.values()))
-    return f"| {' | '.join([title, step, trained, *cells, *(trivial.get(name, '') for name in TRIVIAL)])} |"
+    return f"| {' | '.join([TASKS[task], step, trained, *cells, *(trivial.get(name, '') for name in TRIVIAL)])} |"
 
 
 def _cell(group: RunGroup, row: Row, evidence: Evidence, *, bold: bool) -> str:

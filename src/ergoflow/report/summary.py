@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ergoflow.report.digits import in_digits
 from ergoflow.report.runs import RunGroup, has_strayed, share_in_range
 from ergoflow.report.tables import FLOOR_LABEL, STRAYED, Row, Table, build_table
+from ergoflow.report.units import step_of
 
 MAX_METRIC_CARDS = 6
 _UNITS = ((3600, "h"), (60, "min"), (1, "s"))
@@ -48,7 +49,7 @@ def sentence(table: Table, groups: Sequence[RunGroup]) -> str:
     verdicts = _verdicts(table, row)
     at_floor, better, worse, failed = (verdicts.count(v) for v in ("at floor", "better", "worse", "failed"))
     models = sum(other.kind == "model" for other in table.rows)
-    task = f"on {table.dataset} in steps of {in_digits(table.step_seconds)} s, {row.label}"
+    task = f"on {table.dataset} in steps of {step_of(groups[0].first)}, {row.label}"
     opening = f"O{task[1:]}" if models == 1 else f"Of {models} models {task}"
     parts = []
     if at_floor:
@@ -179,13 +180,13 @@ def _context(table: Table, key: str) -> str:
 
 
 def _ending(group: RunGroup) -> str:
-    """How many roll-outs of a group stay finite and, where some do not, how many keep the truth's energy."""
+    """How many roll-outs of a group stay finite and, where some do not, how many keep the truth's energies."""
     (finite, total, steps), inside = survival(group), in_range(group)
     everyone = {1: "its roll-out", 2: "both roll-outs"}.get(total, f"all {total} roll-outs")
     some = f"{finite} of {total} roll-outs" if finite else "no roll-out"
     text = f"{everyone if finite == total else some} {'stays' if finite <= 1 else 'stay'} finite for {steps:,} steps"
     if inside < finite:
-        text += f"; {inside} of {total} {'keeps' if inside == 1 else 'keep'} the truth's energy"
+        text += f"; {inside} of {total} {'keeps' if inside == 1 else 'keep'} the truth's energy and enstrophy"
     return text
 
 
