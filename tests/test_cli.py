@@ -77,11 +77,14 @@ def test_the_front_door_opens_without_the_compiler() -> None:
         (["train", "kf64-a3m", "--device", "gpu"], "the device must be auto, cpu, cuda"),
         (["train", "kf64-a3m", "--precision", "fp8"], "must be one of fp32, bf16"),
         (["train", "kf64-a3m", "--seed", "-1"], "--seed"),
+        (["train", "kf64-a3m", "--seed", "99999999999999999999"], "--seed"),
         (["train", "kf64-a3m"], "run `ergoflow simulate` with this recipe"),
         (["train", "no/such.json"], "there is none"),
         (["simulate", "kf46"], "did you mean kf64"),
         (["reproduce", "tabel1"], "did you mean table1"),
         (["reproduce", "mini", "--budget", "4"], "must be a duration such as 90s, 4m or 1h"),
+        (["reproduce", "mini", "--budget", ""], "must be a duration such as 90s, 4m or 1h, got ''"),
+        (["reproduce", "mini", "--within", "x", "--dry-run"], "--within must be a duration such as 90s, 4m or 1h"),
         (["reproduce", "mini", "--budget", "4m,3m"], "one duration, and others by data set"),
         (["reproduce", "mini", "--budget", "4m,kf46=3m"], "did you mean kf64"),
         (["report", "--document", "x.md"], "got none; add --results FOLDER"),
@@ -106,6 +109,8 @@ def test_the_front_door_opens_without_the_compiler() -> None:
         (["import", "mine", ".", "--split", "0.1,0.1"], "takes no --split, got 0.1,0.1"),
         (["import", "mine", "x.npz", "--split", "0.1,0.1"], "an .npz, which names its splits, takes no --split"),
         (["import", "mine", "x.npy", "--fields", "u"], "got only one of them or neither; give both"),
+        (["import", "", "x.npy", "--fields", "u", "--frame-seconds", "1"], "NAME names a folder"),
+        (["import", "..", "x.npy", "--fields", "u", "--frame-seconds", "1"], "NAME names a folder"),
         (["demo", "--pretrained", "--seed", "0"], "demo --pretrained takes no --seed, got 0; drop it"),
         (["demo", "kf64-a3m"], "got 'kf64-a3m'; add --pretrained or drop the name"),
         (["bench", "lbm", "--recipe", "kf64-a3m"], "bench lbm takes no --recipe, got kf64-a3m; drop it"),
@@ -114,6 +119,7 @@ def test_the_front_door_opens_without_the_compiler() -> None:
         (["reproduce", "kf64-a3m", "--seeds", "a,b"], "whole numbers from 0 on such as 0,1,2"),
         (["reproduce", "kf64-a3m", "--seeds=-1"], "got '-1'; correct them"),
         (["reproduce", "kf64-a3m", "--seeds", "0,"], "got '0,'; correct them"),
+        (["reproduce", "kf64-a3m", "--seeds", "0,1,0"], "got '0,1,0'; name each once"),
         (["dance"], "dance"),
     ],
 )
@@ -188,13 +194,13 @@ def test_a_run_folder_stands_for_its_recipe_and_its_seed(
         assert run(monkeypatch, capsys, verb, *words)[2] == f"error: seed{seed}\n", words
 
 
-def test_a_path_is_printed_on_one_line_however_long(
+def test_a_path_is_printed_on_one_line_as_it_is_however_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     array = np.random.default_rng(0).standard_normal((4, 3, 8, 8))
     np.save(tmp_path / "mine.npy", array)
-    root = tmp_path / "a folder with a name longer than a line of a narrow terminal"
+    root = tmp_path / "a folder [old] with a name longer than a line of a narrow terminal"
     words = ("import", "mine", str(tmp_path / "mine.npy"), "--fields", "u", "--frame-seconds", "1", "--root", str(root))
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0

@@ -285,6 +285,19 @@ def test_the_script_for_own_data_leads_through_the_pipeline_to_scores(own_run: P
     assert set(CATALOGUE) <= set(scores["metrics"])
 
 
+def test_a_model_of_ones_own_is_measured_as_the_pipeline_measures_it(own_run: Path) -> None:
+    """The model of the example changes nothing: its numbers are those of persistence."""
+    (script,) = [snippet for snippet in fenced(HOWTO, ("python",)) if "class MyModel" in snippet]
+    found: dict[str, Any] = {}
+    with contextlib.chdir(own_run.parents[2]):
+        exec(compile(script, "howto.md", "exec"), found)
+    metrics = json.loads((own_run / "scores.json").read_text())["metrics"]
+    expected = {key: metrics[key]["rows"]["persistence"]["value"] for key in ("relative_l2@5", "me_lrw", "tke_error")}
+    assert float(found["errors"][-1]) == pytest.approx(expected["relative_l2@5"], rel=1e-4)
+    for key in ("me_lrw", "tke_error"):
+        assert found["scores"][key].value == pytest.approx(expected[key], rel=1e-4)
+
+
 def test_the_settings_for_a_vorticity_of_ones_own_train_on_it(tmp_path: Path) -> None:
     (settings,) = [json.loads(f"{{{text}}}") for text in fenced(HOWTO, ("json",)) if '"ergoformer"' in text]
     sizes = ["dataset.flow.grid=[32, 32]", "dataset.frames=12", "dataset.spin_up_seconds=1", "dataset.train=2"]

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from ergoflow import __version__
 from ergoflow.config import ChannelDatasetConfig, FilesDatasetConfig, Recipe, override, to_dict
-from ergoflow.pipeline.words import budget_of, minutes_of, number_list, seed_list, word_list
+from ergoflow.pipeline.words import LARGEST_SEED, budget_of, minutes_of, number_list, seed_list, word_list
 from ergoflow.pipeline.workspace import Workspace, pick_device, prepare_process
 from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, find_recipes
 
@@ -64,7 +64,8 @@ SeedOption = Annotated[
     typer.Option(
         "--seed",
         min=0,
-        help="Seed of initialisation and sampling; names the run folder. Default 0, or that of a run folder RECIPE.",
+        max=LARGEST_SEED,
+        help="Seed of initialisation and sampling; names the run folder. Default 0, or that of the run folder given.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
@@ -158,7 +159,7 @@ def simulate(
     console = _console()
     place = _workspace(root)
     folder = run(dataset, place, device=pick_device(device), console=console, dtype=dtypes[precision], minutes=minutes)
-    console.print(f"data set {dataset.name}, {completeness(dataset, folder)}, is in {folder}", soft_wrap=True)
+    _tell(console, f"data set {dataset.name}, {completeness(dataset, folder)}, is in {folder}")
 
 
 @app.command("import")
@@ -204,7 +205,9 @@ def import_data(
         _print_import(f"data set {name} is linked in {folder}", folder, recipe, console)
         return
     if fields is None or frame_seconds is None:
-        raise ValueError("an array needs --fields and --frame-seconds, got only one of them or neither; give both")
+        raise ValueError(
+            f"{file} is no folder, so it needs --fields and --frame-seconds, got only one of them or neither; give both"
+        )
     description = Description(
         name=name,
         fields=word_list(fields),
@@ -225,13 +228,12 @@ def _print_import(told: str, folder: Path, recipe: Path, console: Console) -> No
     from ergoflow.pipeline.import_data import describe
 
     for line in describe(folder):
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
+        _tell(console, f"  {line}")
     word = shlex.quote(str(recipe))
-    console.print(f"{told}, a recipe in {recipe}", highlight=False, soft_wrap=True)
-    console.print(
+    _tell(console, f"{told}, a recipe in {recipe}")
+    _tell(
+        console,
         f"go on with `ergoflow reproduce {word}`, or one by one: `ergoflow train {word}`, predict, score, report",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -263,7 +265,7 @@ def train(
         resume=resume,
         overwrite=overwrite,
     )
-    console.print(f"model of {chosen.name}, seed {number}, is in {folder}", soft_wrap=True)
+    _tell(console, f"model of {chosen.name}, seed {number}, is in {folder}")
 
 
 @app.command()
@@ -294,7 +296,7 @@ def predict(
         console=console,
         video=video,
     )
-    console.print(f"roll-out is in {folder}" + (f", video in {video}" if video else ""), soft_wrap=True)
+    _tell(console, f"roll-out is in {folder}" + (f", video in {video}" if video else ""))
 
 
 @app.command()
@@ -352,11 +354,11 @@ def report(
 
         for file in files:
             document(results, file)
-            console.print(f"document: {file}", soft_wrap=True)
+            _tell(console, f"document: {file}")
     # A document says what has not been run; a page of nothing would be a mistake.
     shown = place.scored_runs() or (results is not None and list_cells(results))
     if not documents_alone and (shown or not files):
-        console.print(f"report: {run(place, title=title, console=console, results=results)}", soft_wrap=True)
+        _tell(console, f"report: {run(place, title=title, console=console, results=results)}")
 
 
 @app.command()
@@ -375,9 +377,8 @@ def export(
     chosen, place = find_recipe(_one(name, recipe)).name, _workspace(root)
     run = place.run(chosen, _seed(name, recipe, seed))
     path = export_model(run, place.root / "models" / chosen if output is None else output)
-    _console().print(
-        f"model: {path} ({path.stat().st_size / 1e3:,.0f} kB); ergoflow.load({str(path.parent)!r})", soft_wrap=True
-    )
+    size = path.stat().st_size / 1e3
+    _tell(_console(), f"model: {path} ({size:,.0f} kB); ergoflow.load({str(path.parent)!r})")
 
 
 @app.command()
@@ -449,6 +450,8 @@ def reproduce(
     from ergoflow.pipeline.reproduce import reproduce as run
 
     minutes, by_dataset = budget_of(budget)
+    latest = None if within is None else minutes_of("--within", within)
+    numbers = seed_list(seeds)
     limit = Budget(minutes=minutes, samples=samples, by_dataset=by_dataset)
     chosen = [limit.apply(override(recipe, settings or [])) for recipe in find_recipes(names)]
     parts = find_parts(names)
@@ -459,19 +462,19 @@ def reproduce(
     console, place, chip = _console(), _workspace(root), pick_device(device)
     cells = place.root / "results" if results is None else results
     if dry_run:
-        print_plan(chosen, place, seeds=seed_list(seeds), results=cells, console=console, parts=parts, device=chip)
+        print_plan(chosen, place, seeds=numbers, results=cells, console=console, parts=parts, device=chip)
         return
     page = run(
         chosen,
         place,
-        seeds=seed_list(seeds),
+        seeds=numbers,
         results=cells,
         device=chip,
         console=console,
         parts=parts,
-        within=None if within is None else minutes_of("--within", within),
+        within=latest,
     )
-    console.print(f"{'report' if page.suffix else 'results'}: {page}", soft_wrap=True)
+    _tell(console, f"{'report' if page.suffix else 'results'}: {page}")
 
 
 @app.command()
@@ -545,6 +548,11 @@ def _fail(message: str) -> NoReturn:
 
 def _console() -> Console:
     return Console()
+
+
+def _tell(console: Console, line: str) -> None:
+    """Print a line as it is: brackets in the name of a folder are no markup, and a long path is not broken."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _sides(box: str | None) -> list[str]:

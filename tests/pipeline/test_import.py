@@ -80,6 +80,11 @@ def test_what_was_understood_is_said(tmp_path: Path) -> None:
     ]
 
 
+def test_a_volume_is_said_not_to_be_scored(tmp_path: Path) -> None:
+    folder, _ = brought(tmp_path, waves(4, 3, 8, 8, 8), axes=("x", "y", "z"))
+    assert "`predict` refuses it" in describe(folder)[2]
+
+
 def test_species_are_said_to_be_scored_as_a_velocity_and_velocities_are_not(tmp_path: Path) -> None:
     for k, (fields, told) in enumerate({("activator", "inhibitor"): 1, ("velocity_x", "velocity_y"): 0}.items()):
         place = tmp_path / str(k)
@@ -90,9 +95,8 @@ def test_species_are_said_to_be_scored_as_a_velocity_and_velocities_are_not(tmp_
 
 
 def test_three_arrays_are_three_splits_and_one_field_needs_no_axis(tmp_path: Path) -> None:
-    arrays = {
-        name: waves(count, 8, 6, 4, fields=1)[:, :, 0] for name, count in (("train", 3), ("valid", 1), ("test", 2))
-    }
+    sizes = {"train": (3, 8), "valid": (1, 6), "test": (2, 7)}
+    arrays = {split: waves(count, frames, 6, 4, fields=1)[:, :, 0] for split, (count, frames) in sizes.items()}
     np.savez(tmp_path / "mine.npz", **arrays)
     description = Description(name="mine", fields=("vorticity",), frame_seconds=1.0)
     where = Workspace(tmp_path / "root")
@@ -100,6 +104,7 @@ def test_three_arrays_are_three_splits_and_one_field_needs_no_axis(tmp_path: Pat
     store = TrajectoryStore(folder)
     for split, array in arrays.items():
         assert np.array_equal(store.load(split, device=CPU).numpy()[:, :, 0], array.astype(np.float32))
+    assert describe(folder)[0] == "3 train, 1 valid, 2 test trajectories of 8, 6, 7 frames, 1 s apart"
 
 
 @pytest.mark.parametrize("fields", [("u", "v"), ("heat",)])

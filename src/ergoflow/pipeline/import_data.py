@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 
 from ergoflow.config import SPLITS, FilesDatasetConfig, Recipe, to_dict
+from ergoflow.config.datasets import require_folder_name
 from ergoflow.data.files import read_npz, write_text_atomic
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
@@ -114,10 +115,12 @@ def describe(folder: Path) -> list[str]:
     store = TrajectoryStore(folder)
     info = store.info
     counts = ", ".join(f"{store.count(split)} {split}" for split in SPLITS)
+    frames = [store.num_frames(split) for split in SPLITS]
+    lengths = ", ".join(map(str, frames if len(set(frames)) > 1 else frames[:1]))
     sides = " x ".join(f"{side:.3g}" for side in info.length)
     wraps = [axis for axis, boundary in zip(info.axes, info.boundaries, strict=True) if boundary == "PERIODIC"]
     lines = [
-        f"{counts} trajectories of {store.num_frames('train')} frames, {info.frame_seconds:g} s apart",
+        f"{counts} trajectories of {lengths} frames, {info.frame_seconds:g} s apart",
         f"fields {', '.join(info.fields)} on a grid {' x '.join(map(str, info.grid))} of size {sides}, "
         f"periodic along {' and '.join(wraps) or 'no axis'}",
     ]
@@ -126,12 +129,15 @@ def describe(folder: Path) -> list[str]:
             "several fields are scored as components of a velocity: what the report calls energy is half the sum of "
             "their mean squares"
         )
+    if len(info.grid) > 2:
+        lines.append("a volume can be trained on, but not be scored: `predict` refuses it")
     remark = few_trajectories(store.count("test"))
     return [*lines, remark] if remark else lines
 
 
 def _places(name: str, workspace: Workspace) -> tuple[Path, Path]:
     """Where a data set and its recipe go; neither may be there."""
+    require_folder_name(name, "NAME")
     folder, path = workspace.dataset(name), workspace.root / f"{name}.json"
     for there in (folder, path):
         if there.exists():
@@ -197,7 +203,8 @@ def _with_fields(array: np.ndarray, description: Description) -> np.ndarray:
     if array.ndim != 3 + len(axes) or array.shape[2] != len(fields) or array.dtype.kind not in "fiu":
         raise ValueError(
             f"an array must be (trajectories, frames, {len(fields)} fields, {', '.join(axes)}) of real numbers, got "
-            f"{array.dtype} of shape {array.shape}; name its fields and axes with --fields and --axes"
+            f"{array.dtype} of shape {array.shape}; name its fields and axes with --fields and --axes, or bring them "
+            "into this order with numpy.moveaxis"
         )
     if array.shape[1] < LEAST_FRAMES:
         raise ValueError(

@@ -13,9 +13,7 @@ from ergoflow.recipes import PARTS, catalogue, collections, datasets
 
 def print_catalogue(console: Console) -> None:
     """Print data sets, recipes by task, and groups of recipes."""
-    sets = Table(
-        "name", "grid", "frames", "every", "train/valid/test", "size", title="data sets: ergoflow simulate NAME"
-    )
+    sets = Table("name", "grid", "frames", "every", "trajectories", "size", title="data sets: ergoflow simulate NAME")
     for d in datasets().values():
         splits, grid = f"{d.train}/{d.valid}/{d.test}", "×".join(map(str, d.grid))
         size = f"{1e-6 * (d.train + d.valid + d.test) * trajectory_bytes(d):,.0f} MB"

@@ -6,6 +6,8 @@ import re
 
 from ergoflow.recipes import find_dataset
 
+# Torch and NumPy take more, but not all of their generators do.
+LARGEST_SEED = 2**32 - 1
 MINUTES = {"s": 1 / 60, "m": 1.0, "h": 60.0}
 
 
@@ -26,7 +28,10 @@ def seed_list(text: str) -> list[int]:
     """The seeds of a list such as 0,1,2."""
     if not all(re.fullmatch(r"\s*\d+\s*", part) for part in text.split(",")):
         raise ValueError(f"--seeds must be whole numbers from 0 on such as 0,1,2, got {text!r}; correct them")
-    return [int(part) for part in text.split(",")]
+    seeds = [int(part) for part in text.split(",")]
+    if len(set(seeds)) < len(seeds) or max(seeds) > LARGEST_SEED:
+        raise ValueError(f"--seeds must be distinct and at most {LARGEST_SEED}, got {text!r}; name each once")
+    return seeds
 
 
 def minutes_of(option: str, text: str) -> float:
@@ -40,7 +45,7 @@ def minutes_of(option: str, text: str) -> float:
 def budget_of(text: str | None) -> tuple[float | None, dict[str, float]]:
     """Minutes for all data sets (None: as the recipes say) and for some, of a list such as 4m,kf128=3m."""
     minutes, by_dataset = None, {}
-    for part in text.split(",") if text else ():
+    for part in () if text is None else text.split(","):
         name, equals, duration = part.strip().rpartition("=")
         if equals:
             by_dataset[find_dataset(name, []).name] = minutes_of("--budget", duration)
