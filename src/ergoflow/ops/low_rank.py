@@ -130,7 +130,8 @@ def _turned(sequences: Sequence[Tensor], query: Tensor, key: Tensor, table: Tens
     parts = [F.linear(sequence, weight) for sequence, weight in zip(sequences, weights, strict=True)]
     shapes = [(*part.shape[:2], 2, count, -1) for part, count in zip(parts, heads, strict=True)]
     both = torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], dim=3)  # (B, S, 2, H, m)
-    return (both.permute(2, 0, 3, 1, 4)[..., None, :] * _turns(table)).flatten(-2)
+    # In the order of the shape, as products want it, and as a compiler is told it is.
+    return (both.permute(2, 0, 3, 1, 4)[..., None, :] * _turns(table)).flatten(-2).contiguous()
 
 
 def _turned_gradient(d_kernel: Tensor, tensors: Tensors, turned: Tensor, heads: Numbers) -> list[Tensor]:
