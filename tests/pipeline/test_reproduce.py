@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from ergoflow.config import FilesDatasetConfig, Recipe, override
+from ergoflow.data.files import TEMPORARY_SUFFIX, find_leftovers
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
 from ergoflow.pipeline import cost
@@ -116,6 +117,21 @@ def test_finished_cells_are_not_made_again_and_the_report_needs_nothing_else(spa
         assert name in page
     here = json.loads((space.root / "runs" / "kf64-a3m" / "seed0" / "scores.json").read_text())
     assert read_cell(cell_path(tmp_path / "results", "kf64-a3m", 0)).scores == here
+
+
+def test_what_killed_processes_left_half_written_goes_with_the_next_command(space: Workspace, tmp_path: Path) -> None:
+    """A state of a channel and a roll-out are gigabytes."""
+    root = Workspace(shutil.copytree(space.root, tmp_path / "copy"))
+    run = root.run("kf64-a3m", 0)
+    places = [root.dataset("kf64") / "state" / "train.pt", run / "rollout" / "data" / "test" / "rollout.hdf5"]
+    places.append(cell_path(root.root / "results", "kf64-a3m", 0))
+    for place in places:
+        place.parent.mkdir(exist_ok=True)
+        place.with_name(f".{place.name}.0123abcd{TEMPORARY_SUFFIX}").touch()
+    (run / "rollout" / "rollout.json").unlink()
+    cell_path(root.root / "results", "kf64-a3m", 0).unlink()
+    reproduce([tiny()], root, seeds=[0], results=root.root / "results", device=CPU, console=Console(quiet=True))
+    assert find_leftovers(root.root) == []
 
 
 def test_a_run_that_was_scored_elsewhere_in_the_meantime_is_only_gathered(space: Workspace, tmp_path: Path) -> None:

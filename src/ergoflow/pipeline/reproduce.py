@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ergoflow.config import Recipe
-from ergoflow.data.files import read_json
+from ergoflow.data.files import read_json, remove_leftovers
 from ergoflow.pipeline.cells import cell_path, expected_minutes, is_done, list_cells, write_cell
 from ergoflow.pipeline.cost import cost_path, expected_seconds, is_measured, measure_cost
 from ergoflow.pipeline.document import gather
@@ -107,6 +107,7 @@ def reproduce(
         )
     deadline = math.inf if within is None else time.monotonic() + within * SECONDS_PER_MINUTE
     results.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(results)
     for part in parts:
         if part != "figures":
             _measure(part, workspace, results, device=device, console=console)

@@ -59,7 +59,7 @@ def simulate(
     _require_disk_space(dataset, workspace.root, folder)
     for split in SPLITS:
         (folder / "data" / split).mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder / "data" / split)
+    remove_leftovers(folder)
     missing = [shard for shard in list_shards(dataset, folder) if not is_complete(shard.path)]
     _write_dataset_json(dataset, folder)
     started = time.perf_counter()
