@@ -86,7 +86,7 @@ def plan_of(recipes: list[Recipe], space: Workspace, seeds: list[int]) -> str:
 
 def test_a_cell_of_another_recipe_is_refused(space: Workspace, tmp_path: Path) -> None:
     path = shutil.copyfile(cell_path(space.root / "results", "kf64-a3m", 0), tmp_path / "seed0.json")
-    with pytest.raises(ValueError, match="must be a cell of kf64-other, got one of kf64-a3m; name another --results"):
+    with pytest.raises(ValueError, match="with name=kf64-a3m, but name=kf64-other was asked for; name another"):
         is_done(path, dataclasses.replace(tiny(), name="kf64-other"))
 
 
@@ -166,19 +166,28 @@ def test_a_cell_holds_the_evaluation_that_was_asked_for(space: Workspace, tmp_pa
 def test_a_cell_of_other_settings_is_refused_with_the_setting(space: Workspace) -> None:
     path = cell_path(space.root / "results", "kf64-a3m", 0)
     assert is_done(path, tiny())
-    with pytest.raises(ValueError, match=r"max_steps': 2.*max_steps': 3.*--results"):
+    with pytest.raises(ValueError, match=r"with training\.max_steps=2, but training\.max_steps=3 .*--results"):
         is_done(path, tiny("training.max_steps=3"))
     assert not is_done(cell_path(space.root / "results", "kf64-a3m", 1), tiny())
 
 
+def test_half_a_cell_is_none(space: Workspace, tmp_path: Path) -> None:
+    """Of a copy that was cut short; the page, too, shows whole cells alone."""
+    path = shutil.copy(cell_path(space.root / "results", "kf64-a3m", 0), tmp_path / "seed0.json")
+    assert not is_done(path, tiny())
+    shutil.copy(cell_path(space.root / "results", "kf64-a3m", 0).with_suffix(".npz"), tmp_path / "seed0.npz")
+    assert is_done(path, tiny())
+
+
 def test_a_cell_older_than_a_setting_had_its_default(space: Workspace, tmp_path: Path) -> None:
     data = json.loads(cell_path(space.root / "results", "kf64-a3m", 0).read_text())
-    assert data["recipe"]["task"].pop("relaxation") == 0
+    assert data["recipe"]["task"].pop("hold") == 0
     path = tmp_path / "seed0.json"
     path.write_text(json.dumps(data))
+    path.with_suffix(".npz").touch()
     assert is_done(path, tiny())
-    with pytest.raises(ValueError, match=r"relaxation': 0\.0.*relaxation': 0\.1"):
-        is_done(path, tiny("task.predict=increment", "task.relaxation=0.1"))
+    with pytest.raises(ValueError, match=r"task\.hold=0\.0, but task\.hold=0\.1"):
+        is_done(path, tiny("task.hold=0.1"))
     data["recipe"]["task"]["forgotten"] = 1
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match=r"seed0\.json holds another version's recipe: .*forgotten.*; remove it"):
