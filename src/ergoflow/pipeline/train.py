@@ -31,6 +31,7 @@ from ergoflow.pipeline.runs import (
     SUMMARY_FILE,
     RunFacts,
     build_step,
+    is_trained,
     normalizer_of,
     open_store,
     require_finite,
@@ -90,7 +91,8 @@ def train(
         needs = None
         if any(p.requires_grad for p in step.parameters()):
             check_operator(step, recipe.objective)
-            if resume and (folder / WEIGHTS_FILE).exists() and not (folder / STATE_FILE).exists():
+            # Weights alone may also be what a kill left of the first checkpoint, whose state comes after them.
+            if resume and is_trained(folder) and not (folder / STATE_FILE).exists():
                 raise ValueError(
                     f"{folder} holds trained weights, but {STATE_FILE}, the state to go on from, is missing; "
                     "bring it back, or pass --overwrite to train from the start"
