@@ -236,6 +236,56 @@ def test_data_are_made_by_one_process_and_while_nothing_trains(tmp_path: Path, m
         assert made.is_set()
 
 
+def test_a_subsampled_copy_is_made_while_another_process_trains(tmp_path: Path) -> None:
+    """It is read from the finer data set: the device has nothing to do with it."""
+    space, recipe = Workspace(tmp_path), override(find_recipe("kf64-a3m"), TINY)
+    coarse = override(recipe, ["dataset.name=kf64-half", "dataset.subsample=2"]).dataset
+    stages.provide_once(recipe.dataset, space, device=CPU, console=QUIET)
+    with ThreadPoolExecutor(1) as pool, turn(space, CPU, QUIET):
+        pool.submit(stages.provide_once, coarse, space, device=CPU, console=QUIET).result(PATIENCE)
+    timings = json.loads((space.dataset("kf64-half") / "dataset.json").read_text())["timings"]
+    assert [entry["made_of"] for entry in timings] == ["kf64"]
+
+
+def test_data_that_find_no_room_beside_another_training_are_read_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streamed from disk, the same minutes would train less."""
+    space, recipe = Workspace(tmp_path), override(find_recipe("kf64-a3m"), TINY)
+    console, waits = Console(file=io.StringIO(), width=200), threading.Event()
+    stages.provide_once(recipe.dataset, space, device=CPU, console=QUIET)
+    trains = threading.Event()
+    trains.set()
+
+    def free_bytes(_: torch.device) -> int:
+        waits.set()
+        return 0 if trains.is_set() else 2**30
+
+    monkeypatch.setattr("ergoflow.pipeline.train._free_bytes", free_bytes)
+    with ThreadPoolExecutor(1) as pool:
+        with turn(space, CPU, QUIET):
+            run = pool.submit(stages.run_one, recipe, space, seed=0, device=CPU, console=console)
+            assert waits.wait(PATIENCE)
+            time.sleep(0.3)
+            assert "parameters" not in said(console)
+            trains.clear()
+        run.result(PATIENCE)
+    assert "data on the device" in said(console)
+
+
+def test_what_memory_torch_keeps_is_given_back_with_the_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models of 60 GB each, one after the other, fit into a GPU that both processes share."""
+    events: list[str] = []
+    monkeypatch.setattr("ergoflow.pipeline.sharing._device_name", lambda _: "gpu")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("given back"))
+    with turn(Workspace(tmp_path), torch.device("cuda"), QUIET):
+        events.append("trained")
+    assert events == ["trained", "given back"]
+    with turn(Workspace(tmp_path), CPU, QUIET):
+        pass
+    assert len(events) == 2
+
+
 def test_data_that_another_process_has_made_are_read_while_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,9 +36,16 @@ def alone(workspace: Workspace, what: str, console: Console, *, waiting: str) ->
         yield
 
 
-def turn(workspace: Workspace, device: torch.device, console: Console) -> AbstractContextManager[None]:
-    """Have a turn on the device inside the block, after all other processes below the root that have one."""
-    return alone(workspace, _device_name(device), console, waiting=f"another process has its turn on {device}")
+@contextmanager
+def turn(workspace: Workspace, device: torch.device, console: Console) -> Iterator[None]:
+    """Have a turn on the device inside the block, after all other processes below the root that have one.
+
+    The memory of a GPU that torch keeps for later is given back at its end: the next process may need it.
+    """
+    with alone(workspace, _device_name(device), console, waiting=f"another process has its turn on {device}"):
+        yield
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def give_up(workspace: Workspace, what: str, reason: str) -> None:

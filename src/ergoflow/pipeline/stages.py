@@ -18,19 +18,20 @@ from ergoflow.pipeline.score import score
 from ergoflow.pipeline.shards import is_whole
 from ergoflow.pipeline.sharing import alone, turn
 from ergoflow.pipeline.simulate import provide
+from ergoflow.pipeline.simulate_kolmogorov import finer_copy
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.trainer import TrainingInterrupted
 
 
 def provide_once(dataset: DatasetConfig, workspace: Workspace, *, device: torch.device, console: Console) -> None:
-    """Make what is missing of a data set: one process below the root does, while nothing trains on its device."""
+    """Make what is missing of a data set: one process below the root does; nothing trains while it simulates."""
     folder = workspace.dataset(dataset.name)
     with ExitStack() as block:
         if not is_whole(dataset, folder):
             block.enter_context(alone(workspace, "data", console, waiting="another process is simulating"))
-        # Another process may have made it since.
-        if not is_whole(dataset, folder):
+        # Another process may have made it since. A subsampled copy is made without the device.
+        if not is_whole(dataset, folder) and finer_copy(dataset, workspace) is None:
             block.enter_context(turn(workspace, device, console))
         provide(dataset, workspace, device=device, console=console)
 

@@ -6,6 +6,7 @@ give the same batches. Under `torchrun` each process takes its share of every ba
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -71,7 +72,10 @@ def train(
     overwrite: bool = False,
     on_data: Callable[[], object] | None = None,
 ) -> Path:
-    """Train and return the run folder; `on_data`, if given, is called between reading data in and the first update."""
+    """Train and return the run folder; `on_data`, if given, is called between reading data in and the first update.
+
+    It is called before reading them in if there is no room for them: what else runs on the device may end with it.
+    """
     store = open_store(recipe, workspace)
     folder = workspace.run(recipe.name, seed)
     with launch_context(device) as context:
@@ -97,7 +101,7 @@ def train(
                     f"{folder} holds trained weights, but {STATE_FILE}, the state to go on from, is missing; "
                     "bring it back, or pass --overwrite to train from the start"
                 )
-            needs = _gather(recipe, store, facts, seed=seed, context=context)
+            needs = _gather(recipe, store, facts, seed=seed, context=context, make_room=on_data)
         if context.is_main and overwrite and folder.exists():
             shutil.rmtree(folder)
         # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
@@ -129,8 +133,16 @@ class _Needs(NamedTuple):
     validate: Validate
 
 
-def _gather(recipe: Recipe, store: TrajectoryStore, facts: RunFacts, *, seed: int, context: LaunchContext) -> _Needs:
-    windows = _windows(recipe, store, seed=seed, context=context)
+def _gather(
+    recipe: Recipe,
+    store: TrajectoryStore,
+    facts: RunFacts,
+    *,
+    seed: int,
+    context: LaunchContext,
+    make_room: Callable[[], object] | None,
+) -> _Needs:
+    windows = _windows(recipe, store, seed=seed, context=context, make_room=make_room)
     source: Windows = windows
     if recipe.training.augment:
         # Before normalisation: a component that changes sign must not have had its mean taken off.
@@ -208,7 +220,12 @@ def _fill(step: NormalizedStep, store: TrajectoryStore, normalizer: Normalizer, 
 
 
 def _windows(
-    recipe: Recipe, store: TrajectoryStore, *, seed: int, context: LaunchContext
+    recipe: Recipe,
+    store: TrajectoryStore,
+    *,
+    seed: int,
+    context: LaunchContext,
+    make_room: Callable[[], object] | None,
 ) -> ResidentWindows | StreamedWindows:
     sampler = WindowSampler(
         store.count("train"),
@@ -219,16 +236,19 @@ def _windows(
         seed=seed,
     )
     share = RankSampler(sampler, context)
-    if _bytes_of(store) <= RESIDENT_SHARE * _free_bytes(context.device):
+    if make_room is not None and not _fits(store, context.device):
+        make_room()
+    if _fits(store, context.device):
         frames = store.load("train", device=context.device)
         require_finite(frames, store, "train")
         return ResidentWindows(frames, share)
     return StreamedWindows(store, "train", share, num_workers=4, device=context.device)
 
 
-def _bytes_of(store: TrajectoryStore) -> int:
+def _fits(store: TrajectoryStore, device: torch.device) -> bool:
+    """Whether there is room for the training split on the device."""
     values = store.count("train") * store.num_frames("train") * len(store.info.fields)
-    return 4 * values * torch.Size(store.info.grid).numel()
+    return 4 * values * math.prod(store.info.grid) <= RESIDENT_SHARE * _free_bytes(device)
 
 
 def _free_bytes(device: torch.device) -> int:
