@@ -154,6 +154,46 @@ def test_a_run_trained_in_another_way_does_not_become_a_cell(space: Workspace, t
     assert not list_cells(tmp_path)
 
 
+@pytest.mark.parametrize("what", ["cell", "run", "data"])
+def test_what_was_made_with_other_settings_is_refused_before_others_are_made(
+    space: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It is the last of two cells: the first would take its hour, and the matrix end there."""
+    root, named = Workspace(shutil.copytree(space.root, tmp_path / "copy")), "dataset.name=kf64-other"
+    other = {"cell": "training.max_steps=3", "run": "training.max_steps=3", "data": "dataset.seed=1"}[what]
+    if what == "run":
+        cell_path(root.root / "results", "kf64-a3m", 0).unlink()
+    if what == "data":
+        shutil.copytree(root.dataset("kf64"), root.dataset("kf64-other"))
+        path = root.dataset("kf64-other") / "dataset.json"
+        path.write_text(path.read_text().replace('"name": "kf64"', '"name": "kf64-other"'))
+        last = dataclasses.replace(tiny(named, other), name="last")
+    else:
+        last = tiny(other)
+    monkeypatch.setattr(matrix, "run_one", lambda *_, **__: pytest.fail("made before"))
+    with pytest.raises(ValueError, match=rf"{other.split('.')[1].split('=')[0]}=\d, but \S*{other.split('.')[1]}"):
+        reproduce(
+            [dataclasses.replace(tiny(), name="first"), last],
+            root,
+            seeds=[0],
+            results=root.root / "results",
+            device=CPU,
+            console=Console(quiet=True),
+        )
+
+
+def test_a_run_that_cannot_go_on_does_not_stop_the_others(space: Workspace, tmp_path: Path) -> None:
+    root = Workspace(shutil.copytree(space.root, tmp_path / "copy"))
+    folder, console = root.run("kf64-a3m", 0), Console(file=io.StringIO(), width=80)
+    (folder / SUMMARY_FILE).unlink()
+    (folder / "state" / "state.pt").write_bytes(b"half")
+    recipes, results = [tiny(), trivial("persistence")], tmp_path / "results"
+    with pytest.raises(ValueError, match="kf64-a3m seed 0 did not; the other cells are in"):
+        reproduce(recipes, root, seeds=[0], results=results, device=CPU, console=console)
+    assert [path.parent.name for path in list_cells(results)] == ["kf64-persistence"]
+    assert "state/state.pt must be a complete training state" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_a_cell_holds_the_evaluation_that_was_asked_for(space: Workspace, tmp_path: Path) -> None:
     root = Workspace(shutil.copytree(space.root, tmp_path / "copy"))
     shorter = tiny("evaluation.steps=125")
@@ -210,6 +250,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(matrix, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
     monkeypatch.setattr(matrix, "run_one", run_one)
     monkeypatch.setattr(matrix, "provide_once", lambda *_, **__: None)
+    monkeypatch.setattr(matrix, "require_own_run", lambda *_: None)
     monkeypatch.setattr(matrix, "write_cell", lambda *_: None)
     monkeypatch.setattr(matrix, "report", lambda *_, **__: Path())
     return seeds

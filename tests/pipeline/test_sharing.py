@@ -325,6 +325,29 @@ def test_a_cell_that_another_process_ends_before_the_claim_is_not_made_again(
     assert done.is_set()
 
 
+def test_the_cell_of_a_process_that_was_killed_is_made_by_the_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two cells is another's until the second is made; a third stays another's."""
+    space, console, made = Workspace(tmp_path), Console(file=io.StringIO(), width=200), []
+    one, two, three = (dataclasses.replace(find_recipe("kf64-a3m"), name=f"kf64-{n}") for n in ("one", "two", "three"))
+    held = contextlib.ExitStack()
+
+    def run_one(recipe: Recipe, *_: object, **__: object) -> Path:
+        held.close()
+        made.append(recipe.name)
+        return finish(recipe, space)
+
+    monkeypatch.setattr(matrix, "run_one", run_one)
+    for name in ("provide_once", "write_cell"):
+        monkeypatch.setattr(matrix, name, lambda *_, **__: None)
+    with claim(space, "kf64-three-seed0"):
+        held.enter_context(claim(space, "kf64-one-seed0"))
+        reproduce([one, two, three], space, seeds=[0], results=tmp_path / "results", device=CPU, console=console)
+    assert made == ["kf64-two", "kf64-one"]
+    assert said(console) == "left to another process: kf64-three seed 0\n"
+
+
 def test_a_part_is_left_to_the_process_that_measures_it_and_no_other_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,8 +51,7 @@ def run_one(
     while another process trains. `on_turn`, if given, is called where it begins.
     """
     folder = workspace.run(recipe.name, seed)
-    if (folder / "recipe.json").exists():
-        require_same_run(folder, recipe)
+    require_own_run(folder, recipe)
     with ExitStack() as block:
 
         @cache
@@ -61,9 +60,7 @@ def run_one(
             if on_turn is not None:
                 on_turn()
 
-        if is_trained(folder):
-            require_same_run(folder, recipe, parts=("objective", "training"))
-        else:
+        if not is_trained(folder):
             _train(recipe, workspace, seed=seed, device=device, console=console, on_data=take_turn)
         if not is_rolled_out(folder, recipe):
             take_turn()
@@ -71,6 +68,13 @@ def run_one(
     if not is_scored(folder):
         score(recipe, workspace, seed=seed, device=device, console=console)
     return folder
+
+
+def require_own_run(folder: Path, recipe: Recipe) -> None:
+    """Refuse a folder that holds a run begun with other settings; one that is trained, with another training, too."""
+    if (folder / "recipe.json").exists():
+        ended = ("training",) if is_trained(folder) else ()
+        require_same_run(folder, recipe, parts=("dataset", "task", "model", "objective", *ended))
 
 
 def _train(
