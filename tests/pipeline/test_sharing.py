@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -274,12 +275,15 @@ def test_data_that_find_no_room_beside_another_training_are_read_after_it(
 
 
 def test_what_memory_torch_keeps_is_given_back_with_the_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two models of 60 GB each, one after the other, fit into a GPU that both processes share."""
+    """Two models of 60 GB each, one after the other, fit into a GPU that both processes share; of a cycle as well."""
     events: list[str] = []
+    run = torch.zeros(1)
+    run.itself, gone = run, weakref.ref(run)  # type: ignore[attr-defined]
     monkeypatch.setattr("ergoflow.pipeline.sharing._device_name", lambda _: "gpu")
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("given back"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("given back" if gone() is None else "kept"))
     with turn(Workspace(tmp_path), torch.device("cuda"), QUIET):
         events.append("trained")
+        del run
     assert events == ["trained", "given back"]
     with turn(Workspace(tmp_path), CPU, QUIET):
         pass

@@ -6,6 +6,7 @@ that was killed holds nobody up. The file is empty, or says why the cell could n
 
 from __future__ import annotations
 
+import gc
 import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -45,6 +46,9 @@ def turn(workspace: Workspace, device: torch.device, console: Console) -> Iterat
     with alone(workspace, _device_name(device), console, waiting=f"another process has its turn on {device}"):
         yield
         if device.type == "cuda":
+            # The first optimizer of a process imports torch's compiler, and an error handled in there keeps its frames,
+            # which hold all of the run, until Python looks for cycles.
+            gc.collect()
             torch.cuda.empty_cache()
 
 
