@@ -221,6 +221,19 @@ def test_a_cell_whose_turn_comes_too_late_is_left_for_later(tmp_path: Path, monk
     assert trained == ["kf64-late"]
 
 
+def test_a_run_whose_turn_comes_too_late_has_not_begun(tmp_path: Path) -> None:
+    """Another command may begin it with other settings."""
+    space, recipe = Workspace(tmp_path), override(find_recipe("kf64-a3m"), TINY)
+    stages.provide_once(recipe.dataset, space, device=CPU, console=QUIET)
+
+    def too_late() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        stages.run_one(recipe, space, seed=0, device=CPU, console=QUIET, on_turn=too_late)
+    assert not space.run(recipe.name, 0).exists()
+
+
 def test_data_are_made_by_one_process_and_while_nothing_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics do not say that every file is there: here is none."""
     space, dataset, made = Workspace(tmp_path), find_recipe("kf64-a3m").dataset, threading.Event()

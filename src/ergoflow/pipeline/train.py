@@ -102,6 +102,8 @@ def train(
                     "bring it back, or pass --overwrite to train from the start"
                 )
             needs = _gather(recipe, store, facts, seed=seed, context=context, make_room=on_data)
+            if on_data is not None:
+                on_data()
         if context.is_main and overwrite and folder.exists():
             shutil.rmtree(folder)
         # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
@@ -111,8 +113,6 @@ def train(
         if context.is_main and not (folder / STATE_FILE).exists():
             begin()
         if needs is not None:
-            if on_data is not None:
-                on_data()
             result = _fit(
                 recipe, step, needs, folder, seed=seed, context=context, console=console, resume=resume, begin=begin
             )
