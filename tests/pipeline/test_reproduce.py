@@ -31,6 +31,7 @@ from ergoflow.pipeline.pictures import draw_figures, figures_to_draw
 from ergoflow.pipeline.reproduce import Budget, print_plan, reproduce
 from ergoflow.pipeline.runs import SUMMARY_FILE
 from ergoflow.pipeline.shards import is_whole, list_shards
+from ergoflow.pipeline.sharing import claim
 from ergoflow.pipeline.train import _free_bytes
 from ergoflow.pipeline.workspace import Workspace, commit
 from ergoflow.recipes import PARTS, collections, find_parts, find_recipe, find_recipes
@@ -294,6 +295,17 @@ def test_a_run_that_was_begun_earlier_does_not_show_what_a_cell_takes(made: list
     (folder / "recipe.json").touch()
     assert "no time left for kf64-a3m seed 1" in told_within(128, Budget(minutes=1.0).apply(tiny()), tmp_path)
     assert made == [0]
+
+
+def test_a_cell_of_another_process_is_left_to_it_whether_or_not_there_is_time_for_it(
+    made: list[int], tmp_path: Path
+) -> None:
+    recipe = Budget(minutes=1.0).apply(tiny())
+    with claim(Workspace(tmp_path), "kf64-a3m-seed0"):
+        told = told_within(160, recipe, tmp_path, (0, 1))
+    assert made == [1]
+    assert "left to another process: kf64-a3m seed 0" in told
+    assert "no time left" not in told
 
 
 def test_a_trained_run_is_begun_where_there_is_no_time_for_a_training(made: list[int], tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def _run_cells(
     One that has diverged in another process `since` this one began is not tried again. Another process may be killed:
     its cells are looked at once more after all others.
     """
-    failed, postponed, elsewhere = [], [], []
+    failed, postponed, elsewhere = list[str](), list[str](), list[str]()
     again: list[tuple[Recipe, int]] = []
     # Seconds of a training of which nothing is known, and of the rest of a cell.
     usual, extra = 0.0, EXPECTED_EXTRA_SECONDS
@@ -172,17 +172,18 @@ def _run_cells(
         cell, label = cell_path(results, recipe.name, seed), f"{recipe.name} seed {seed}"
         if is_done(cell, recipe):
             continue
+        seen = (recipe, seed) in again
         minutes = _training_minutes(recipe, workspace, seed, results, device)
         latest = deadline - extra - (usual if minutes is None else minutes * SECONDS_PER_MINUTE)
         if time.monotonic() > latest:
-            postponed.append(label)
+            (elsewhere if seen else postponed).append(label)
             continue
         with claim(workspace, _cell_name(recipe, seed)) as mine:
-            if not mine and (recipe, seed) not in again:
-                again.append((recipe, seed))
-                continue
             if not mine:
-                elsewhere.append(label)
+                if seen:
+                    elsewhere.append(label)
+                else:
+                    again.append((recipe, seed))
                 continue
             # Another process may have made it since.
             if is_done(cell, recipe):
