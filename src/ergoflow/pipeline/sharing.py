@@ -41,15 +41,22 @@ def alone(workspace: Workspace, what: str, console: Console, *, waiting: str) ->
 def turn(workspace: Workspace, device: torch.device, console: Console) -> Iterator[None]:
     """Have a turn on the device inside the block, after all other processes below the root that have one.
 
-    The memory of a GPU that torch keeps for later is given back at its end: the next process may need it.
+    What memory of a GPU nobody needs any more is given back at its end: the next process may.
     """
     with alone(workspace, _device_name(device), console, waiting=f"another process has its turn on {device}"):
         yield
-        if device.type == "cuda":
-            # The first optimizer of a process imports torch's compiler, and an error handled in there keeps its frames,
-            # which hold all of the run, until Python looks for cycles.
-            gc.collect()
-            torch.cuda.empty_cache()
+        give_memory_back(device)
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Give back the memory of a GPU that torch keeps for later, and that of runs which have ended.
+
+    The first optimizer of a process imports torch's compiler, and an error handled in there keeps its frames, which
+    hold all of the run, until Python looks for cycles.
+    """
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def give_up(workspace: Workspace, what: str, reason: str) -> None:

@@ -43,6 +43,7 @@ from ergoflow.pipeline.runs import (
     write_json,
     write_run,
 )
+from ergoflow.pipeline.sharing import give_memory_back
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 from ergoflow.training.checkpoint import STATE_FILE, WEIGHTS_FILE, save_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
@@ -253,8 +254,8 @@ def _fits(store: TrajectoryStore, device: torch.device) -> bool:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        # What an earlier cell of this process has freed is torch's until asked for.
-        torch.cuda.empty_cache()
+        # Of an earlier cell of this process, which may have run out of memory.
+        give_memory_back(device)
         return torch.cuda.mem_get_info(device)[0]
     for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []:
         if line.startswith("MemAvailable"):
