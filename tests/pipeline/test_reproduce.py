@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from ergoflow.config import FilesDatasetConfig, Recipe, override
+from ergoflow.data.files import TEMPORARY_SUFFIX, find_leftovers
 from ergoflow.models.a3m import A3MConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig
 from ergoflow.pipeline import cost
@@ -30,6 +31,7 @@ from ergoflow.pipeline.pictures import draw_figures, figures_to_draw
 from ergoflow.pipeline.reproduce import Budget, print_plan, reproduce
 from ergoflow.pipeline.runs import SUMMARY_FILE
 from ergoflow.pipeline.shards import is_whole, list_shards
+from ergoflow.pipeline.sharing import claim
 from ergoflow.pipeline.train import _free_bytes
 from ergoflow.pipeline.workspace import Workspace, commit
 from ergoflow.recipes import PARTS, collections, find_parts, find_recipe, find_recipes
@@ -85,7 +87,7 @@ def plan_of(recipes: list[Recipe], space: Workspace, seeds: list[int]) -> str:
 
 def test_a_cell_of_another_recipe_is_refused(space: Workspace, tmp_path: Path) -> None:
     path = shutil.copyfile(cell_path(space.root / "results", "kf64-a3m", 0), tmp_path / "seed0.json")
-    with pytest.raises(ValueError, match="must be a cell of kf64-other, got one of kf64-a3m; name another --results"):
+    with pytest.raises(ValueError, match="with name=kf64-a3m, but name=kf64-other was asked for; name another"):
         is_done(path, dataclasses.replace(tiny(), name="kf64-other"))
 
 
@@ -118,6 +120,21 @@ def test_finished_cells_are_not_made_again_and_the_report_needs_nothing_else(spa
     assert read_cell(cell_path(tmp_path / "results", "kf64-a3m", 0)).scores == here
 
 
+def test_what_killed_processes_left_half_written_goes_with_the_next_command(space: Workspace, tmp_path: Path) -> None:
+    """A state of a channel and a roll-out are gigabytes."""
+    root = Workspace(shutil.copytree(space.root, tmp_path / "copy"))
+    run = root.run("kf64-a3m", 0)
+    places = [root.dataset("kf64") / "state" / "train.pt", run / "rollout" / "data" / "test" / "rollout.hdf5"]
+    places.append(cell_path(root.root / "results", "kf64-a3m", 0))
+    for place in places:
+        place.parent.mkdir(exist_ok=True)
+        place.with_name(f".{place.name}.0123abcd{TEMPORARY_SUFFIX}").touch()
+    (run / "rollout" / "rollout.json").unlink()
+    cell_path(root.root / "results", "kf64-a3m", 0).unlink()
+    reproduce([tiny()], root, seeds=[0], results=root.root / "results", device=CPU, console=Console(quiet=True))
+    assert find_leftovers(root.root) == []
+
+
 def test_a_run_that_was_scored_elsewhere_in_the_meantime_is_only_gathered(space: Workspace, tmp_path: Path) -> None:
     """As when cells are scored on the CPU while the GPU trains the next one."""
     scores = space.root / "runs" / "kf64-a3m" / "seed0" / "scores.json"
@@ -138,6 +155,46 @@ def test_a_run_trained_in_another_way_does_not_become_a_cell(space: Workspace, t
     assert not list_cells(tmp_path)
 
 
+@pytest.mark.parametrize("what", ["cell", "run", "data"])
+def test_what_was_made_with_other_settings_is_refused_before_others_are_made(
+    space: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It is the last of two cells: the first would take its hour, and the matrix end there."""
+    root, named = Workspace(shutil.copytree(space.root, tmp_path / "copy")), "dataset.name=kf64-other"
+    other = {"cell": "training.max_steps=3", "run": "training.max_steps=3", "data": "dataset.seed=1"}[what]
+    if what == "run":
+        cell_path(root.root / "results", "kf64-a3m", 0).unlink()
+    if what == "data":
+        shutil.copytree(root.dataset("kf64"), root.dataset("kf64-other"))
+        path = root.dataset("kf64-other") / "dataset.json"
+        path.write_text(path.read_text().replace('"name": "kf64"', '"name": "kf64-other"'))
+        last = dataclasses.replace(tiny(named, other), name="last")
+    else:
+        last = tiny(other)
+    monkeypatch.setattr(matrix, "run_one", lambda *_, **__: pytest.fail("made before"))
+    with pytest.raises(ValueError, match=rf"{other.split('.')[1].split('=')[0]}=\d, but \S*{other.split('.')[1]}"):
+        reproduce(
+            [dataclasses.replace(tiny(), name="first"), last],
+            root,
+            seeds=[0],
+            results=root.root / "results",
+            device=CPU,
+            console=Console(quiet=True),
+        )
+
+
+def test_a_run_that_cannot_go_on_does_not_stop_the_others(space: Workspace, tmp_path: Path) -> None:
+    root = Workspace(shutil.copytree(space.root, tmp_path / "copy"))
+    folder, console = root.run("kf64-a3m", 0), Console(file=io.StringIO(), width=80)
+    (folder / SUMMARY_FILE).unlink()
+    (folder / "state" / "state.pt").write_bytes(b"half")
+    recipes, results = [tiny(), trivial("persistence")], tmp_path / "results"
+    with pytest.raises(ValueError, match="kf64-a3m seed 0 did not; the other cells are in"):
+        reproduce(recipes, root, seeds=[0], results=results, device=CPU, console=console)
+    assert [path.parent.name for path in list_cells(results)] == ["kf64-persistence"]
+    assert "state/state.pt must be a complete training state" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_a_cell_holds_the_evaluation_that_was_asked_for(space: Workspace, tmp_path: Path) -> None:
     root = Workspace(shutil.copytree(space.root, tmp_path / "copy"))
     shorter = tiny("evaluation.steps=125")
@@ -150,19 +207,28 @@ def test_a_cell_holds_the_evaluation_that_was_asked_for(space: Workspace, tmp_pa
 def test_a_cell_of_other_settings_is_refused_with_the_setting(space: Workspace) -> None:
     path = cell_path(space.root / "results", "kf64-a3m", 0)
     assert is_done(path, tiny())
-    with pytest.raises(ValueError, match=r"max_steps': 2.*max_steps': 3.*--results"):
+    with pytest.raises(ValueError, match=r"with training\.max_steps=2, but training\.max_steps=3 .*--results"):
         is_done(path, tiny("training.max_steps=3"))
     assert not is_done(cell_path(space.root / "results", "kf64-a3m", 1), tiny())
 
 
+def test_half_a_cell_is_none(space: Workspace, tmp_path: Path) -> None:
+    """Of a copy that was cut short; the page, too, shows whole cells alone."""
+    path = shutil.copy(cell_path(space.root / "results", "kf64-a3m", 0), tmp_path / "seed0.json")
+    assert not is_done(path, tiny())
+    shutil.copy(cell_path(space.root / "results", "kf64-a3m", 0).with_suffix(".npz"), tmp_path / "seed0.npz")
+    assert is_done(path, tiny())
+
+
 def test_a_cell_older_than_a_setting_had_its_default(space: Workspace, tmp_path: Path) -> None:
     data = json.loads(cell_path(space.root / "results", "kf64-a3m", 0).read_text())
-    assert data["recipe"]["task"].pop("relaxation") == 0
+    assert data["recipe"]["task"].pop("hold") == 0
     path = tmp_path / "seed0.json"
     path.write_text(json.dumps(data))
+    path.with_suffix(".npz").touch()
     assert is_done(path, tiny())
-    with pytest.raises(ValueError, match=r"relaxation': 0\.0.*relaxation': 0\.1"):
-        is_done(path, tiny("task.predict=increment", "task.relaxation=0.1"))
+    with pytest.raises(ValueError, match=r"task\.hold=0\.0, but task\.hold=0\.1"):
+        is_done(path, tiny("task.hold=0.1"))
     data["recipe"]["task"]["forgotten"] = 1
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match=r"seed0\.json holds another version's recipe: .*forgotten.*; remove it"):
@@ -185,6 +251,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(matrix, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
     monkeypatch.setattr(matrix, "run_one", run_one)
     monkeypatch.setattr(matrix, "provide_once", lambda *_, **__: None)
+    monkeypatch.setattr(matrix, "require_own_run", lambda *_: None)
     monkeypatch.setattr(matrix, "write_cell", lambda *_: None)
     monkeypatch.setattr(matrix, "report", lambda *_, **__: Path())
     return seeds
@@ -228,6 +295,17 @@ def test_a_run_that_was_begun_earlier_does_not_show_what_a_cell_takes(made: list
     (folder / "recipe.json").touch()
     assert "no time left for kf64-a3m seed 1" in told_within(128, Budget(minutes=1.0).apply(tiny()), tmp_path)
     assert made == [0]
+
+
+def test_a_cell_of_another_process_is_left_to_it_whether_or_not_there_is_time_for_it(
+    made: list[int], tmp_path: Path
+) -> None:
+    recipe = Budget(minutes=1.0).apply(tiny())
+    with claim(Workspace(tmp_path), "kf64-a3m-seed0"):
+        told = told_within(160, recipe, tmp_path, (0, 1))
+    assert made == [1]
+    assert "left to another process: kf64-a3m seed 0" in told
+    assert "no time left" not in told
 
 
 def test_a_trained_run_is_begun_where_there_is_no_time_for_a_training(made: list[int], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -220,6 +221,19 @@ def test_a_cell_whose_turn_comes_too_late_is_left_for_later(tmp_path: Path, monk
     assert trained == ["kf64-late"]
 
 
+def test_a_run_whose_turn_comes_too_late_has_not_begun(tmp_path: Path) -> None:
+    """Another command may begin it with other settings."""
+    space, recipe = Workspace(tmp_path), override(find_recipe("kf64-a3m"), TINY)
+    stages.provide_once(recipe.dataset, space, device=CPU, console=QUIET)
+
+    def too_late() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        stages.run_one(recipe, space, seed=0, device=CPU, console=QUIET, on_turn=too_late)
+    assert not space.run(recipe.name, 0).exists()
+
+
 def test_data_are_made_by_one_process_and_while_nothing_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics do not say that every file is there: here is none."""
     space, dataset, made = Workspace(tmp_path), find_recipe("kf64-a3m").dataset, threading.Event()
@@ -234,6 +248,59 @@ def test_data_are_made_by_one_process_and_while_nothing_trains(tmp_path: Path, m
                 assert not made.wait(0.3)
             maker.result(PATIENCE)
         assert made.is_set()
+
+
+def test_a_subsampled_copy_is_made_while_another_process_trains(tmp_path: Path) -> None:
+    """It is read from the finer data set: the device has nothing to do with it."""
+    space, recipe = Workspace(tmp_path), override(find_recipe("kf64-a3m"), TINY)
+    coarse = override(recipe, ["dataset.name=kf64-half", "dataset.subsample=2"]).dataset
+    stages.provide_once(recipe.dataset, space, device=CPU, console=QUIET)
+    with ThreadPoolExecutor(1) as pool, turn(space, CPU, QUIET):
+        pool.submit(stages.provide_once, coarse, space, device=CPU, console=QUIET).result(PATIENCE)
+    timings = json.loads((space.dataset("kf64-half") / "dataset.json").read_text())["timings"]
+    assert [entry["made_of"] for entry in timings] == ["kf64"]
+
+
+def test_data_that_find_no_room_beside_another_training_are_read_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streamed from disk, the same minutes would train less."""
+    space, recipe = Workspace(tmp_path), override(find_recipe("kf64-a3m"), TINY)
+    console, waits = Console(file=io.StringIO(), width=200), threading.Event()
+    stages.provide_once(recipe.dataset, space, device=CPU, console=QUIET)
+    trains = threading.Event()
+    trains.set()
+
+    def free_bytes(_: torch.device) -> int:
+        waits.set()
+        return 0 if trains.is_set() else 2**30
+
+    monkeypatch.setattr("ergoflow.pipeline.train._free_bytes", free_bytes)
+    with ThreadPoolExecutor(1) as pool:
+        with turn(space, CPU, QUIET):
+            run = pool.submit(stages.run_one, recipe, space, seed=0, device=CPU, console=console)
+            assert waits.wait(PATIENCE)
+            time.sleep(0.3)
+            assert "parameters" not in said(console)
+            trains.clear()
+        run.result(PATIENCE)
+    assert "data on the device" in said(console)
+
+
+def test_what_memory_torch_keeps_is_given_back_with_the_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models of 60 GB each, one after the other, fit into a GPU that both processes share; of a cycle as well."""
+    events: list[str] = []
+    run = torch.zeros(1)
+    run.itself, gone = run, weakref.ref(run)  # type: ignore[attr-defined]
+    monkeypatch.setattr("ergoflow.pipeline.sharing._device_name", lambda _: "gpu")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("given back" if gone() is None else "kept"))
+    with turn(Workspace(tmp_path), torch.device("cuda"), QUIET):
+        events.append("trained")
+        del run
+    assert events == ["trained", "given back"]
+    with turn(Workspace(tmp_path), CPU, QUIET):
+        pass
+    assert len(events) == 2
 
 
 def test_data_that_another_process_has_made_are_read_while_it_trains(
@@ -273,6 +340,29 @@ def test_a_cell_that_another_process_ends_before_the_claim_is_not_made_again(
     monkeypatch.setattr(matrix, "provide_once", lambda *_, **__: None)
     reproduce([find_recipe("kf64-a3m")], Workspace(tmp_path), seeds=[0], results=tmp_path, device=CPU, console=QUIET)
     assert done.is_set()
+
+
+def test_the_cell_of_a_process_that_was_killed_is_made_by_the_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two cells is another's until the second is made; a third stays another's."""
+    space, console, made = Workspace(tmp_path), Console(file=io.StringIO(), width=200), []
+    one, two, three = (dataclasses.replace(find_recipe("kf64-a3m"), name=f"kf64-{n}") for n in ("one", "two", "three"))
+    held = contextlib.ExitStack()
+
+    def run_one(recipe: Recipe, *_: object, **__: object) -> Path:
+        held.close()
+        made.append(recipe.name)
+        return finish(recipe, space)
+
+    monkeypatch.setattr(matrix, "run_one", run_one)
+    for name in ("provide_once", "write_cell"):
+        monkeypatch.setattr(matrix, name, lambda *_, **__: None)
+    with claim(space, "kf64-three-seed0"):
+        held.enter_context(claim(space, "kf64-one-seed0"))
+        reproduce([one, two, three], space, seeds=[0], results=tmp_path / "results", device=CPU, console=console)
+    assert made == ["kf64-two", "kf64-one"]
+    assert said(console) == "left to another process: kf64-three seed 0\n"
 
 
 def test_a_part_is_left_to_the_process_that_measures_it_and_no_other_part(

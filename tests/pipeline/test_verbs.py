@@ -283,6 +283,21 @@ def test_a_trained_run_without_its_state_is_not_trained_from_the_start_under_its
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
+def test_a_run_killed_within_its_first_checkpoint_begins_again(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are written, its state is not: there is nothing to go on from, and nothing to keep."""
+    recipe = tiny("name=kf64-a3m-killed")
+    with monkeypatch.context() as patch:
+        patch.setattr("ergoflow.training.loop.save_state", _power_failure)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, workspace, seed=0, device=CPU, console=console())
+    folder = workspace.run(recipe.name, 0)
+    assert (folder / "model.safetensors").exists()
+    train(recipe, workspace, seed=0, device=CPU, console=console(), resume=True)
+    assert json.loads((folder / "training.json").read_text())["steps"] == 6
+
+
 def test_a_bar_counts_what_was_trained_before_and_times_what_is_trained_now(workspace: Workspace) -> None:
     name = "name=kf64-a3m-counted"
     for steps, resume, samples in ((4, False, 16), (6, True, 8)):

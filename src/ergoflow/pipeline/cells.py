@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ergoflow.config import FilesDatasetConfig, Recipe, from_dict, to_dict
+from ergoflow.config import FilesDatasetConfig, Recipe, first_difference, from_dict, to_dict
 from ergoflow.data.files import read_json, read_npz, write_npz_atomic
 from ergoflow.data.windows import WindowSampler
 from ergoflow.pipeline.runs import SUMMARY_FILE, write_json
@@ -83,28 +83,20 @@ def read_cell(path: Path) -> RunView:
 
 
 def is_done(path: Path, recipe: Recipe) -> bool:
-    """Whether a cell holds this very recipe; one made with other settings is refused.
+    """Whether a cell is there, both files of it, and holds this very recipe; one made with other settings is refused.
 
     A setting added after the cell was written counts as having its default.
     """
     if not path.exists():
         return False
-    stored, asked = to_dict(_recipe(path)), to_dict(recipe)
-    if stored["name"] != recipe.name:
+    if difference := first_difference(_recipe(path), recipe):
+        key, known, asked = difference
         raise ValueError(
-            f"{path} must be a cell of {recipe.name}, got one of {stored['name']}; "
+            f"{path} was made with {key}={known}, but {key}={asked} was asked for; "
             "name another --results folder, or remove the file to make it anew"
         )
-    for part, settings in asked.items():
-        if stored[part] == settings:
-            continue
-        changed = [key for key in settings if stored[part].get(key) != settings[key]]
-        known = {key: stored[part].get(key) for key in changed}
-        raise ValueError(
-            f"{path} was made with {part} {known}, but { {key: settings[key] for key in changed} } was asked for; "
-            "name another --results folder, or remove the file to make it anew"
-        )
-    return True
+    # A copy that was cut short may have one without the other.
+    return path.with_suffix(".npz").exists()
 
 
 def expected_minutes(recipe: Recipe, results: Path, device: torch.device) -> float | None:

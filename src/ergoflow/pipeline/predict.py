@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ergoflow.config import EvaluationConfig, Recipe, to_dict
-from ergoflow.data.files import write_npz_atomic
+from ergoflow.data.files import remove_leftovers, write_npz_atomic
 from ergoflow.data.store import ShardWriter, TrajectoryStore
 from ergoflow.metrics import StatisticsResult
 from ergoflow.numerics.trajectory import Step, rollout
@@ -60,6 +60,7 @@ def predict(
         console.print("[yellow]training is not complete: these are the weights of its last checkpoint[/yellow]")
     output = folder / "rollout"
     (output / ROLLOUT_FILE).parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(output)
     started = time.perf_counter()
     with torch.inference_mode():
         statistics = _roll_out(recipe, store, step, output, device=device, console=console)

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ergoflow.config import Recipe
-from ergoflow.data.files import read_json
+from ergoflow.data.files import read_json, remove_leftovers
 from ergoflow.pipeline.cells import cell_path, expected_minutes, is_done, list_cells, write_cell
 from ergoflow.pipeline.cost import cost_path, expected_seconds, is_measured, measure_cost
 from ergoflow.pipeline.document import gather
@@ -38,7 +38,8 @@ from ergoflow.pipeline.report import report
 from ergoflow.pipeline.runs import SUMMARY_FILE, is_trained
 from ergoflow.pipeline.shards import is_whole
 from ergoflow.pipeline.sharing import alone, claim, give_up, given_up, turn
-from ergoflow.pipeline.stages import is_rolled_out, is_scored, provide_once, run_one
+from ergoflow.pipeline.simulate import require_providable
+from ergoflow.pipeline.stages import is_rolled_out, is_scored, provide_once, require_own_run, run_one
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.plan import SECONDS_PER_MINUTE
 from ergoflow.training.trainer import TrainingDiverged
@@ -95,8 +96,9 @@ def reproduce(
 ) -> Path:
     """Run every recipe with every seed, make the `parts` (of `recipes.PARTS`), and return the page.
 
-    No cell is begun that would end more than `within` minutes from now, as far as that is known. Without any cell there
-    is no page, and the results folder is returned.
+    What is there with other settings is refused before anything is made. No cell is begun that would end more than
+    `within` minutes from now, as far as that is known. Without any cell there is no page, and the results folder is
+    returned.
     """
     since = time.time()
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -107,6 +109,11 @@ def reproduce(
         )
     deadline = math.inf if within is None else time.monotonic() + within * SECONDS_PER_MINUTE
     results.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(results)
+    for recipe, seed in itertools.product(recipes, seeds):
+        if not is_done(cell_path(results, recipe.name, seed), recipe):
+            require_own_run(workspace.run(recipe.name, seed), recipe)
+            require_providable(recipe.dataset, workspace.dataset(recipe.dataset.name))
     for part in parts:
         if part != "figures":
             _measure(part, workspace, results, device=device, console=console)
@@ -120,9 +127,9 @@ def reproduce(
         shown = bool(list_cells(results) or workspace.scored_runs())
         page = report(workspace, title="ergoflow report", console=console, results=results) if shown else results
     if failed:
+        others = f"the other cells are in {results} and in {page}; " if shown else ""
         raise ValueError(
-            f"every cell was expected to end, but {', '.join(failed)} did not; "
-            f"the other cells are in {results} and in {page}; see the advice above"
+            f"every cell was expected to end, but {', '.join(failed)} did not; {others}see the advice above"
         )
     return page
 
@@ -152,25 +159,31 @@ def _run_cells(
     since: float,
     deadline: float,
 ) -> list[str]:
-    """Make the cells that are missing and end before the deadline; return those that diverged or had no memory.
+    """Make the cells that are missing and end before the deadline; return those that failed.
 
-    One that has diverged in another process `since` this one began is not tried again.
+    One that has diverged in another process `since` this one began is not tried again. Another process may be killed:
+    its cells are looked at once more after all others.
     """
-    failed, postponed, elsewhere = [], [], []
+    failed, postponed, elsewhere = list[str](), list[str](), list[str]()
+    again: list[tuple[Recipe, int]] = []
     # Seconds of a training of which nothing is known, and of the rest of a cell.
     usual, extra = 0.0, EXPECTED_EXTRA_SECONDS
-    for recipe, seed in itertools.product(recipes, seeds):
+    for recipe, seed in itertools.chain(itertools.product(recipes, seeds), again):
         cell, label = cell_path(results, recipe.name, seed), f"{recipe.name} seed {seed}"
         if is_done(cell, recipe):
             continue
+        seen = (recipe, seed) in again
         minutes = _training_minutes(recipe, workspace, seed, results, device)
         latest = deadline - extra - (usual if minutes is None else minutes * SECONDS_PER_MINUTE)
         if time.monotonic() > latest:
-            postponed.append(label)
+            (elsewhere if seen else postponed).append(label)
             continue
         with claim(workspace, _cell_name(recipe, seed)) as mine:
             if not mine:
-                elsewhere.append(label)
+                if seen:
+                    elsewhere.append(label)
+                else:
+                    again.append((recipe, seed))
                 continue
             # Another process may have made it since.
             if is_done(cell, recipe):
@@ -183,9 +196,9 @@ def _run_cells(
             except _TooLate:
                 postponed.append(label)
                 continue
-            except (TrainingDiverged, torch.OutOfMemoryError) as error:
+            except (TrainingDiverged, torch.OutOfMemoryError, ValueError) as error:
                 # The other cells do not depend on this one.
-                console.print(f"[red]{label}: {error}[/red]")
+                console.print(f"{label}: {error}", style="red", markup=False, soft_wrap=True)
                 failed.append(label)
                 continue
             write_cell(folder, results, recipe)

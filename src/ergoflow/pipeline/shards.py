@@ -64,7 +64,7 @@ def is_whole(dataset: DatasetConfig, folder: Path) -> bool:
     """Whether a data set is there in full: its statistics and, of a simulated one, every shard."""
     if not (folder / STATISTICS_FILE).exists():
         return False
-    return isinstance(dataset, FilesDatasetConfig) or all(is_complete(s.path) for s in list_shards(dataset, folder))
+    return isinstance(dataset, FilesDatasetConfig) or completeness(dataset, folder) == "complete"
 
 
 def batches(shards: Iterable[Shard], size: int) -> Iterator[tuple[Shard, ...]]:

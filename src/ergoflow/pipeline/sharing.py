@@ -6,6 +6,7 @@ that was killed holds nobody up. The file is empty, or says why the cell could n
 
 from __future__ import annotations
 
+import gc
 import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -36,9 +37,26 @@ def alone(workspace: Workspace, what: str, console: Console, *, waiting: str) ->
         yield
 
 
-def turn(workspace: Workspace, device: torch.device, console: Console) -> AbstractContextManager[None]:
-    """Have a turn on the device inside the block, after all other processes below the root that have one."""
-    return alone(workspace, _device_name(device), console, waiting=f"another process has its turn on {device}")
+@contextmanager
+def turn(workspace: Workspace, device: torch.device, console: Console) -> Iterator[None]:
+    """Have a turn on the device inside the block, after all other processes below the root that have one.
+
+    What memory of a GPU nobody needs any more is given back at its end: the next process may.
+    """
+    with alone(workspace, _device_name(device), console, waiting=f"another process has its turn on {device}"):
+        yield
+        give_memory_back(device)
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Give back the memory of a GPU that torch keeps for later, and that of runs which have ended.
+
+    The first optimizer of a process imports torch's compiler, and an error handled in there keeps its frames, which
+    hold all of the run, until Python looks for cycles.
+    """
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def give_up(workspace: Workspace, what: str, reason: str) -> None:

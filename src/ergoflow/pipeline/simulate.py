@@ -59,7 +59,7 @@ def simulate(
     _require_disk_space(dataset, workspace.root, folder)
     for split in SPLITS:
         (folder / "data" / split).mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder / "data" / split)
+    remove_leftovers(folder)
     missing = [shard for shard in list_shards(dataset, folder) if not is_complete(shard.path)]
     _write_dataset_json(dataset, folder)
     started = time.perf_counter()
@@ -82,9 +82,16 @@ def provide(dataset: DatasetConfig, workspace: Workspace, *, device: torch.devic
     if not isinstance(dataset, FilesDatasetConfig):
         return simulate(dataset, workspace, device=device, console=console)
     folder = workspace.dataset(dataset.name)
-    if not (folder / "stats.yaml").exists():
-        raise ValueError(f"data of your own were expected in {folder}, but there are none; run `ergoflow import`")
+    require_providable(dataset, folder)
     return folder
+
+
+def require_providable(dataset: DatasetConfig, folder: Path) -> None:
+    """Refuse data that were made with other settings, and data of your own that are not there."""
+    if not isinstance(dataset, FilesDatasetConfig):
+        _require_same_dataset(dataset, folder, torch.float32)
+    elif not (folder / "stats.yaml").exists():
+        raise ValueError(f"data of your own were expected in {folder}, but there are none; run `ergoflow import`")
 
 
 def _require_same_dataset(dataset: SimulatedDatasetConfig, folder: Path, dtype: torch.dtype) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ergoflow import __version__
-from ergoflow.config import KolmogorovDatasetConfig, to_dict
+from ergoflow.config import DatasetConfig, KolmogorovDatasetConfig, to_dict
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, is_complete
 from ergoflow.numerics.trajectory import SimulationDiverged, Step, checked, rollout
 from ergoflow.pipeline.progress import bar
@@ -54,7 +54,7 @@ def make_kolmogorov(
     They are made by the solver or of a finer data set. The statistics are those of `compute_statistics`, gathered on
     the way; None where not every train trajectory came by.
     """
-    parent = _finer_copy(dataset, workspace, dtype)
+    parent = finer_copy(dataset, workspace, dtype=dtype)
     if parent is None:
         return "solver", _simulate(dataset, missing, workspace, device=device, dtype=dtype, console=console)
     for shard in missing:
@@ -263,9 +263,11 @@ def _subsample(frame: Any, factor: int) -> Any:
     return frame[..., ::factor, ::factor] if factor > 1 else frame
 
 
-def _finer_copy(dataset: KolmogorovDatasetConfig, workspace: Workspace, dtype: torch.dtype) -> TrajectoryStore | None:
+def finer_copy(
+    dataset: DatasetConfig, workspace: Workspace, *, dtype: torch.dtype = torch.float32
+) -> TrajectoryStore | None:
     """A complete data set below the same root that holds these very trajectories on the full grid, if there is one."""
-    if dataset.subsample == 1:
+    if not isinstance(dataset, KolmogorovDatasetConfig) or dataset.subsample == 1:
         return None
     for path in sorted(workspace.root.glob("data/*/dataset.json")):
         other = load_dataset_config(path.parent)

@@ -18,19 +18,20 @@ from ergoflow.pipeline.score import score
 from ergoflow.pipeline.shards import is_whole
 from ergoflow.pipeline.sharing import alone, turn
 from ergoflow.pipeline.simulate import provide
+from ergoflow.pipeline.simulate_kolmogorov import finer_copy
 from ergoflow.pipeline.train import train
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.training.trainer import TrainingInterrupted
 
 
 def provide_once(dataset: DatasetConfig, workspace: Workspace, *, device: torch.device, console: Console) -> None:
-    """Make what is missing of a data set: one process below the root does, while nothing trains on its device."""
+    """Make what is missing of a data set: one process below the root does; nothing trains while it simulates."""
     folder = workspace.dataset(dataset.name)
     with ExitStack() as block:
         if not is_whole(dataset, folder):
             block.enter_context(alone(workspace, "data", console, waiting="another process is simulating"))
-        # Another process may have made it since.
-        if not is_whole(dataset, folder):
+        # Another process may have made it since. A subsampled copy is made without the device.
+        if not is_whole(dataset, folder) and finer_copy(dataset, workspace) is None:
             block.enter_context(turn(workspace, device, console))
         provide(dataset, workspace, device=device, console=console)
 
@@ -50,8 +51,7 @@ def run_one(
     while another process trains. `on_turn`, if given, is called where it begins.
     """
     folder = workspace.run(recipe.name, seed)
-    if (folder / "recipe.json").exists():
-        require_same_run(folder, recipe)
+    require_own_run(folder, recipe)
     with ExitStack() as block:
 
         @cache
@@ -60,9 +60,7 @@ def run_one(
             if on_turn is not None:
                 on_turn()
 
-        if is_trained(folder):
-            require_same_run(folder, recipe, parts=("objective", "training"))
-        else:
+        if not is_trained(folder):
             _train(recipe, workspace, seed=seed, device=device, console=console, on_data=take_turn)
         if not is_rolled_out(folder, recipe):
             take_turn()
@@ -70,6 +68,13 @@ def run_one(
     if not is_scored(folder):
         score(recipe, workspace, seed=seed, device=device, console=console)
     return folder
+
+
+def require_own_run(folder: Path, recipe: Recipe) -> None:
+    """Refuse a folder that holds a run begun with other settings; one that is trained, with another training, too."""
+    if (folder / "recipe.json").exists():
+        ended = ("training",) if is_trained(folder) else ()
+        require_same_run(folder, recipe, parts=("dataset", "task", "model", "objective", *ended))
 
 
 def _train(

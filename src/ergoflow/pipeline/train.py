@@ -6,6 +6,7 @@ give the same batches. Under `torchrun` each process takes its share of every ba
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -31,6 +32,7 @@ from ergoflow.pipeline.runs import (
     SUMMARY_FILE,
     RunFacts,
     build_step,
+    is_trained,
     normalizer_of,
     open_store,
     require_finite,
@@ -41,6 +43,7 @@ from ergoflow.pipeline.runs import (
     write_json,
     write_run,
 )
+from ergoflow.pipeline.sharing import give_memory_back
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 from ergoflow.training.checkpoint import STATE_FILE, WEIGHTS_FILE, save_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
@@ -70,7 +73,10 @@ def train(
     overwrite: bool = False,
     on_data: Callable[[], object] | None = None,
 ) -> Path:
-    """Train and return the run folder; `on_data`, if given, is called between reading data in and the first update."""
+    """Train and return the run folder; `on_data`, if given, is called between reading data in and the first update.
+
+    It is called before reading them in if there is no room for them: what else runs on the device may end with it.
+    """
     store = open_store(recipe, workspace)
     folder = workspace.run(recipe.name, seed)
     with launch_context(device) as context:
@@ -90,12 +96,15 @@ def train(
         needs = None
         if any(p.requires_grad for p in step.parameters()):
             check_operator(step, recipe.objective)
-            if resume and (folder / WEIGHTS_FILE).exists() and not (folder / STATE_FILE).exists():
+            # Weights alone may also be what a kill left of the first checkpoint, whose state comes after them.
+            if resume and is_trained(folder) and not (folder / STATE_FILE).exists():
                 raise ValueError(
                     f"{folder} holds trained weights, but {STATE_FILE}, the state to go on from, is missing; "
                     "bring it back, or pass --overwrite to train from the start"
                 )
-            needs = _gather(recipe, store, facts, seed=seed, context=context)
+            needs = _gather(recipe, store, facts, seed=seed, context=context, make_room=on_data)
+            if on_data is not None:
+                on_data()
         if context.is_main and overwrite and folder.exists():
             shutil.rmtree(folder)
         # A collective call is a barrier: nobody looks for a checkpoint before an old one is gone.
@@ -105,8 +114,6 @@ def train(
         if context.is_main and not (folder / STATE_FILE).exists():
             begin()
         if needs is not None:
-            if on_data is not None:
-                on_data()
             result = _fit(
                 recipe, step, needs, folder, seed=seed, context=context, console=console, resume=resume, begin=begin
             )
@@ -127,8 +134,16 @@ class _Needs(NamedTuple):
     validate: Validate
 
 
-def _gather(recipe: Recipe, store: TrajectoryStore, facts: RunFacts, *, seed: int, context: LaunchContext) -> _Needs:
-    windows = _windows(recipe, store, seed=seed, context=context)
+def _gather(
+    recipe: Recipe,
+    store: TrajectoryStore,
+    facts: RunFacts,
+    *,
+    seed: int,
+    context: LaunchContext,
+    make_room: Callable[[], object] | None,
+) -> _Needs:
+    windows = _windows(recipe, store, seed=seed, context=context, make_room=make_room)
     source: Windows = windows
     if recipe.training.augment:
         # Before normalisation: a component that changes sign must not have had its mean taken off.
@@ -206,7 +221,12 @@ def _fill(step: NormalizedStep, store: TrajectoryStore, normalizer: Normalizer, 
 
 
 def _windows(
-    recipe: Recipe, store: TrajectoryStore, *, seed: int, context: LaunchContext
+    recipe: Recipe,
+    store: TrajectoryStore,
+    *,
+    seed: int,
+    context: LaunchContext,
+    make_room: Callable[[], object] | None,
 ) -> ResidentWindows | StreamedWindows:
     sampler = WindowSampler(
         store.count("train"),
@@ -217,22 +237,25 @@ def _windows(
         seed=seed,
     )
     share = RankSampler(sampler, context)
-    if _bytes_of(store) <= RESIDENT_SHARE * _free_bytes(context.device):
+    if make_room is not None and not _fits(store, context.device):
+        make_room()
+    if _fits(store, context.device):
         frames = store.load("train", device=context.device)
         require_finite(frames, store, "train")
         return ResidentWindows(frames, share)
     return StreamedWindows(store, "train", share, num_workers=4, device=context.device)
 
 
-def _bytes_of(store: TrajectoryStore) -> int:
+def _fits(store: TrajectoryStore, device: torch.device) -> bool:
+    """Whether there is room for the training split on the device."""
     values = store.count("train") * store.num_frames("train") * len(store.info.fields)
-    return 4 * values * torch.Size(store.info.grid).numel()
+    return 4 * values * math.prod(store.info.grid) <= RESIDENT_SHARE * _free_bytes(device)
 
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        # What an earlier cell of this process has freed is torch's until asked for.
-        torch.cuda.empty_cache()
+        # Of an earlier cell of this process, which may have run out of memory.
+        give_memory_back(device)
         return torch.cuda.mem_get_info(device)[0]
     for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []:
         if line.startswith("MemAvailable"):
