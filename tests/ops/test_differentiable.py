@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from ergoflow.ops import axial, conv, pool
+from ergoflow.ops import axial, conv, low_rank, pool
 from ergoflow.ops.choice import choose_impl, is_reference, use_impl
 from ergoflow.ops.differentiable import Differentiable
 
@@ -31,6 +31,17 @@ def test_shapes_strides_and_gradients_are_as_the_compiler_is_told(name):
     opaque = getattr(torch.ops.ergoflow, name).default
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(opaque, (tensors, numbers, "torch"), test_utils=checks)
+
+
+@pytest.mark.parametrize("name", [*CASES, "sequence_kernel"])
+def test_results_lie_in_memory_as_the_compiler_is_told(name):
+    """opcheck compares sizes and leaves strides to a compiler's own assertion, in the middle of a training."""
+    table, query, key, *sequences = drawn((5, 6), (12, 4), (12, 4), (2, 5, 4), (2, 5, 4))
+    of_kernels = (low_rank._KERNEL, (table, query, key, *sequences), [2, 2])
+    operator, tensors, numbers = (CASES | {"sequence_kernel": of_kernels})[name]
+    made = operator.forward([tensor.detach() for tensor in tensors], numbers, "torch")
+    told = operator.shapes([tensor.detach() for tensor in tensors], numbers, "torch")
+    assert [(x.shape, x.stride(), x.dtype) for x in made] == [(x.shape, x.stride(), x.dtype) for x in told]
 
 
 @pytest.mark.parametrize("name", list(CASES))
