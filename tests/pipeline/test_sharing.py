@@ -27,8 +27,10 @@ from ergoflow.pipeline import reproduce as matrix
 from ergoflow.pipeline import stages
 from ergoflow.pipeline.cells import list_cells
 from ergoflow.pipeline.reproduce import RESULTS, reproduce
-from ergoflow.pipeline.runs import SUMMARY_FILE
+from ergoflow.pipeline.runs import SUMMARY_FILE, is_trained
 from ergoflow.pipeline.sharing import alone, claim, turn
+from ergoflow.pipeline.simulate import provide
+from ergoflow.pipeline.train import train
 from ergoflow.pipeline.workspace import Workspace
 from ergoflow.recipes import find_recipe
 from ergoflow.training.trainer import TrainingDiverged
@@ -478,3 +480,27 @@ def test_torchrun_is_told_how_cells_are_shared(tmp_path: Path, monkeypatch: pyte
         reproduce(
             [find_recipe("kf64-a3m")], Workspace(tmp_path), seeds=[0], results=tmp_path, device=CPU, console=QUIET
         )
+
+
+def test_a_run_is_trained_by_one_process_at_a_time_whatever_it_was_told(tmp_path: Path) -> None:
+    space = Workspace(tmp_path)
+    recipe = override(find_recipe("kf64-a3m"), [*TINY, "name=kf64-a3m-once"])
+    provide(recipe.dataset, space, device=CPU, console=QUIET)
+    begun, released = threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        begun.set()
+        assert released.wait(PATIENCE)
+
+    with ThreadPoolExecutor(1) as pool:
+        where = {"seed": 0, "device": CPU, "console": QUIET}
+        first = pool.submit(train, recipe, space, **where, on_data=stand_still)
+        try:
+            assert begun.wait(PATIENCE)
+            for told in ({}, {"resume": True}, {"overwrite": True}):
+                with pytest.raises(ValueError, match="seed0 is being trained by another process; wait for its end"):
+                    train(recipe, space, **where, **told)
+        finally:
+            released.set()
+        assert is_trained(first.result())
+    train(recipe, space, **where, overwrite=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +43,7 @@ from ergoflow.pipeline.runs import (
     write_json,
     write_run,
 )
-from ergoflow.pipeline.sharing import give_memory_back
+from ergoflow.pipeline.sharing import claim, give_memory_back
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 from ergoflow.training.checkpoint import STATE_FILE, WEIGHTS_FILE, save_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
@@ -79,8 +79,13 @@ def train(
     """
     store = open_store(recipe, workspace)
     folder = workspace.run(recipe.name, seed)
-    with launch_context(device) as context:
+    with ExitStack() as block:
+        context = block.enter_context(launch_context(device))
         if context.is_main:
+            if not block.enter_context(claim(workspace, f"training-{recipe.name}-seed{seed}")):
+                raise ValueError(
+                    f"{folder} is being trained by another process; wait for its end, or choose another --seed"
+                )
             _require_told(folder, recipe, resume=resume, overwrite=overwrite)
         normalizer = normalizer_of(store, stride=recipe.task.stride)
         needs_radius = recipe.task.guard or recipe.objective.dissipativity_weight > 0
