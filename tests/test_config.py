@@ -50,6 +50,17 @@ def test_configurations_of_two_kinds_differ_in_their_kind_first() -> None:
     assert first_difference(a3m, mno) == ("kind", "a3m", "mno")
 
 
+@pytest.mark.parametrize("name", [" ", "", ".hidden", "a/b"])
+def test_a_name_that_is_no_folder_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="names a folder, so it must be a word"):
+        dataclasses.replace(find_recipe("kf64-a3m"), name=name)
+
+
+def test_a_switch_takes_the_words_of_json() -> None:
+    with pytest.raises(ValueError, match=r"training\.augment must be true or false, got 'True'"):
+        override(find_recipe("kf64-a3m"), ["training.augment=True"])
+
+
 def test_a_roll_out_is_held_or_guarded() -> None:
     assert override(find_recipe("kf64-a3m"), ["task.hold=0.1"]).task.hold == 0.1
     with pytest.raises(ValueError, match="either held or guarded"):

@@ -16,6 +16,7 @@ from ergoflow.models.build import build_model
 from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.pipeline import reference
 from ergoflow.pipeline.import_data import Description, describe, import_arrays, import_folder
+from ergoflow.pipeline.predict import predict
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.reproduce import reproduce
 from ergoflow.pipeline.train import train
@@ -149,6 +150,17 @@ def test_the_net_goes_as_far_down_as_the_grid_allows(grid: tuple[int, ...], stri
     assert recipe.model.unet.stride == stride
     if min(grid) > 2:
         build_model(recipe.model, 2, 2, grid)(torch.zeros(1, 2, *grid))
+
+
+def test_a_volume_is_trained_on_and_its_roll_out_is_refused_before_work(tmp_path: Path) -> None:
+    _, path = brought(tmp_path, waves(4, 8, 8, 8, 8), axes=("x", "y", "z"))
+    recipe, where = (
+        override(load_recipe(path), ["training.max_steps=1", "training.batch_size=2"]),
+        Workspace(tmp_path / "root"),
+    )
+    train(recipe, where, seed=0, device=CPU, console=quiet())
+    with pytest.raises(ValueError, match=r"lines and planes, got a volume \(8, 8, 8\); roll it out in Python"):
+        predict(recipe, where, seed=0, device=CPU, console=quiet())
 
 
 def test_a_short_trajectory_has_the_leads_and_lags_it_can_have(tmp_path: Path) -> None:

@@ -195,7 +195,9 @@ def test_a_run_that_was_trained_on_since_it_was_scored_is_not_exported(run: Path
     shutil.copytree(run, copy)
     (tmp_path / "data").symlink_to(run.parents[2] / "data")
     change_weights(copy, 1e-3)
-    with pytest.raises(ValueError, match="was trained on since it was scored; `ergoflow predict` and `score` it again"):
+    with pytest.raises(
+        ValueError, match="trained further since it was scored; `ergoflow predict` and `score` it again"
+    ):
         export_model(copy, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -76,7 +76,9 @@ def test_a_run_that_was_trained_on_is_left_out_until_it_is_scored_again(space: W
     assert (seeds, "left out" in printed) == (["0", "1"], False)
     longer = tiny(updates=6)
     train(longer, space, seed=0, device=CPU, console=QUIET, resume=True)
-    advice = "trained on since they were scored: kf64-a3m seed 0; run `ergoflow predict` and `ergoflow score` again\n"
+    advice = (
+        "trained further since they were scored: kf64-a3m seed 0; run `ergoflow predict` and `ergoflow score` again\n"
+    )
     for verb in (predict, score):
         seeds, _, printed = page_of(space)
         assert seeds == ["1"]

@@ -481,7 +481,7 @@ def test_data_of_ones_own_that_cannot_be_used_is_refused_with_the_reason(tmp_pat
     whole = {"train": 2, "valid": 1, "test": 2}
     with pytest.raises(ValueError, match=r"must hold the split 'valid', got .*; put HDF5 files into data/valid"):
         run(own_data(tmp_path / "a", {"train": 2, "test": 2}), train)
-    assert not (tmp_path / "a" / "runs").exists()
+    assert not (tmp_path / "a" / "runs" / "kf64-a3m").exists()
     with pytest.raises(ValueError, match=r"valid split of .* must hold finite numbers, got others in trajectory 0"):
         run(own_data(tmp_path / "b", whole, spoiled="valid"), train)
     with pytest.raises(ValueError, match=r"test split of .* must hold finite numbers.*run `ergoflow verify"):
@@ -498,7 +498,7 @@ def test_data_of_ones_own_that_cannot_be_used_is_refused_with_the_reason(tmp_pat
     short = own_data(tmp_path / "g", whole, valid_frames=2)
     with pytest.raises(ValueError, match=r"valid split of .* more than 2 frames, one .*, got 2; lower task\.stride"):
         train(tiny("task.stride=2"), short, seed=0, device=CPU, console=console())
-    assert not (tmp_path / "g" / "runs").exists()
+    assert not (tmp_path / "g" / "runs" / "kf64-a3m").exists()
     run(short, train)
     space = own_data(tmp_path / "f", whole)
     (space.dataset("kf64") / "stats.yaml").unlink()

@@ -57,7 +57,7 @@ def from_dict(cls: Any, data: Any, path: str = "") -> Any:
         return float(data)
     require(
         isinstance(data, cls) and (cls is bool or not isinstance(data, bool)),
-        f"{path} must be of type {cls.__name__}, got {data!r}",
+        f"{path} must be {'true or false' if cls is bool else f'of type {cls.__name__}'}, got {data!r}",
     )
     return data
 

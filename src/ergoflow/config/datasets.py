@@ -21,7 +21,7 @@ def require(condition: bool, message: str) -> None:
 def require_folder_name(name: str, what: str) -> None:
     """Refuse a name that would put its folder elsewhere, or hide it."""
     require(
-        bool(name) and "/" not in name and not name.startswith("."),
+        bool(name.strip()) and "/" not in name and not name.startswith("."),
         f"{what} names a folder, so it must be a word without '/' or a leading '.', got {name!r}; rename it",
     )
 

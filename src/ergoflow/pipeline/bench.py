@@ -128,13 +128,13 @@ def bench(
         if value is not None and name not in TAKES[what]:
             raise ValueError(f"bench {what} takes no --{name}, got {value}; drop it")
     findings = _run(what, recipes, options, device=device, console=console)
+    of = f" of {recipes[0].name}" if len(recipes) == 1 else ""
+    print_findings(findings, f"{what}{of} on {hardware(device)['device']}", console)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         facts = {"bench": what, "recipes": to_dict(list(recipes)), "options": dataclasses.asdict(options)}
         facts |= {"rows": findings.rows, "notes": findings.notes, "hardware": hardware(device)}
         write_json(output, facts | {"versions": versions(), "commit": commit()})
-    of = f" of {recipes[0].name}" if len(recipes) == 1 else ""
-    print_findings(findings, f"{what}{of} on {hardware(device)['device']}", console)
 
 
 def _run(

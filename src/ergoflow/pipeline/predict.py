@@ -51,6 +51,11 @@ def predict(
 ) -> Path:
     """Roll out, write frames and statistics, and return the roll-out folder."""
     store, folder = open_store(recipe, workspace), workspace.run(recipe.name, seed)
+    if len(store.info.grid) > 2:
+        raise ValueError(
+            f"long-term statistics are of lines and planes, got a volume {store.info.grid}; "
+            "roll it out in Python with ergoflow.load and rollout, or import planes of it"
+        )
     if video is not None:
         check_video(video, store.info.axes)
     read_facts(folder)

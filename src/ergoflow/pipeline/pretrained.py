@@ -92,7 +92,7 @@ def export_model(folder: Path, target: Path) -> Path:
         )
     scored = read_json(folder / "scores.json", remedy="run `ergoflow score` again").get("weights")
     if scored is not None and scored != weights_digest(folder):
-        raise ValueError(f"{folder} was trained on since it was scored; `ergoflow predict` and `score` it again")
+        raise ValueError(f"{folder} was trained further since it was scored; `ergoflow predict` and `score` it again")
     recipe = load_recipe(folder / "recipe.json")
     if isinstance(recipe.model, ErgoformerConfig) and recipe.model.noise:
         raise ValueError(

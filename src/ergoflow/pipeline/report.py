@@ -32,7 +32,7 @@ def report(workspace: Workspace, *, title: str, console: Console, results: Path 
             outdated.append(f"{view.name} seed {view.seed}")
     if outdated:
         console.print(
-            f"left out, as they were trained on since they were scored: {', '.join(outdated)}; "
+            f"left out, as they were trained further since they were scored: {', '.join(outdated)}; "
             "run `ergoflow predict` and `ergoflow score` again",
             markup=False,
             highlight=False,

@@ -54,7 +54,8 @@ def _beside_floor(metric: dict[str, Any], *, strayed: bool) -> str:
     """A statistic with its floor and verdict: `strayed` in place of a good one where most roll-outs left the flow."""
     model, floor = metric["rows"]["model"], metric["floor"]
     verdict = STRAYED if strayed and model["verdict"] in GOOD else model["verdict"]
-    return f"{metric['label']} {_number(model)} (floor {_number(floor)}: {verdict})"
+    shown = "undefined" if floor["value"] is None else _number(floor)
+    return f"{metric['label']} {_number(model)} (floor {shown}: {verdict})"
 
 
 def _number(cell: dict[str, Any]) -> str:
