@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ergoflow.numerics.trajectory import Step
     from ergoflow.training.stepper import PhysicalStep
 
 __version__ = "0.1.0"
@@ -25,6 +26,31 @@ def load(run: str | Path, *, device: str = "cpu") -> PhysicalStep:
     from ergoflow.pipeline.workspace import pick_device
 
     return load_run(find_model(run), device=pick_device(device)).requires_grad_(False)
+
+
+def judge(
+    step: Step, recipe: str | Path, *, name: str, root: str | Path = ".", seed: int = 0, device: str = "cpu"
+) -> Path:
+    """The run folder in which a step of your own is rolled out and scored, as `ergoflow report` shows it beside others.
+
+    `step` maps states (B, C, *grid) in physical units, on `device`, to those one step later; a module is put into its
+    eval mode. Data set, length of a step and evaluation are those of `recipe`, a name or a file; the data set lies
+    below `root`. What was judged before under the same name and seed is replaced.
+    """
+    from rich.console import Console
+
+    from ergoflow.pipeline.judge import judge as run
+    from ergoflow.pipeline.summary import print_summary
+    from ergoflow.pipeline.workspace import Workspace, pick_device
+    from ergoflow.recipes import find_recipe
+
+    console = Console()
+    place = Workspace(Path(root))
+    folder = run(
+        step, find_recipe(str(recipe)), place, name=name, seed=seed, device=pick_device(device), console=console
+    )
+    print_summary(folder, console)
+    return folder
 
 
 def example(model: str | Path, *, device: str = "cpu") -> Tensor:

@@ -24,6 +24,7 @@ from ergoflow.models.ergoformer import ErgoformerConfig
 from ergoflow.models.factformer import FactFormerConfig
 from ergoflow.models.mno import MNOConfig
 from ergoflow.models.mwt import MWTConfig
+from ergoflow.models.own import OwnConfig
 from ergoflow.models.performer import PerformerConfig
 from ergoflow.models.trivial import ClimatologyConfig, PersistenceConfig, ZeroConfig
 from ergoflow.models.uno import UNOConfig
@@ -43,6 +44,7 @@ KINDS: dict[str, type] = {
     "performer": PerformerConfig,
     "convnext": ConvNeXtConfig,
     "ergoformer": ErgoformerConfig,
+    "own": OwnConfig,
     "persistence": PersistenceConfig,
     "climatology": ClimatologyConfig,
     "zero": ZeroConfig,

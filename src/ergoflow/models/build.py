@@ -12,6 +12,7 @@ from ergoflow.models.ergoformer import Ergoformer, ErgoformerConfig
 from ergoflow.models.factformer import FactFormer, FactFormerConfig
 from ergoflow.models.mno import MNO, MNOConfig
 from ergoflow.models.mwt import MWT, MWTConfig
+from ergoflow.models.own import OwnConfig
 from ergoflow.models.performer import Performer, PerformerConfig
 from ergoflow.models.trivial import (
     Climatology,
@@ -32,6 +33,7 @@ ModelConfig = (
     | PerformerConfig
     | ConvNeXtConfig
     | ErgoformerConfig
+    | OwnConfig
     | PersistenceConfig
     | ClimatologyConfig
     | ZeroConfig
@@ -86,6 +88,11 @@ def build_model(
         case ErgoformerConfig():
             return Ergoformer(
                 config, in_channels, out_channels, grid, periodic=periodic, pace=pace, generator=generator
+            )
+        case OwnConfig():
+            raise ValueError(
+                "a model of your own was expected as a step in Python, got a recipe, from which it cannot be built; "
+                "hand it to ergoflow.judge"
             )
         case PersistenceConfig():
             if in_channels != out_channels:

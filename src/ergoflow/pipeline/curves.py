@@ -17,6 +17,7 @@ from ergoflow.metrics.resampling import COVERAGE
 from ergoflow.metrics.result import correlation, histogram, mean_spectrum, stands_still, tke_map
 from ergoflow.models.a3m import A3M
 from ergoflow.models.operator import LatentOperator
+from ergoflow.models.own import OwnConfig
 from ergoflow.pipeline.exponents import Exponents
 from ergoflow.pipeline.reference import Reference
 from ergoflow.pipeline.runs import load_run
@@ -47,11 +48,9 @@ def write_curves(
     exponents: Exponents | None,
 ) -> None:
     """Write curves.npz of a run."""
-    arrays = {
-        **_error_curves(errors),
-        **_statistics_curves(model, reference.truth),
-        **_operator(folder, store),
-    }
+    arrays = _error_curves(errors) | _statistics_curves(model, reference.truth)
+    if not isinstance(recipe.model, OwnConfig):
+        arrays |= _operator(folder, store)
     if len(store.info.grid) == PLANE:
         arrays |= _fields(store, rollout, stride=recipe.task.stride)
     else:

@@ -48,8 +48,9 @@ def predict(
     device: torch.device,
     console: Console,
     video: Path | None = None,
+    step: Step | None = None,
 ) -> Path:
-    """Roll out, write frames and statistics, and return the roll-out folder."""
+    """Roll out, write frames and statistics, and return the roll-out folder; `step` stands for the run's own model."""
     store, folder = open_store(recipe, workspace), workspace.run(recipe.name, seed)
     if len(store.info.grid) > 2:
         raise ValueError(
@@ -60,9 +61,11 @@ def predict(
         check_video(video, store.info.axes)
     read_facts(folder)
     require_same_run(folder, recipe)
-    step = rolled_out(load_run(folder, device=device), recipe, device)
-    if not is_trained(folder):
-        console.print("[yellow]training is not complete: these are the weights of its last checkpoint[/yellow]")
+    weights = None
+    if step is None:
+        step, weights = rolled_out(load_run(folder, device=device), recipe, device), weights_digest(folder)
+        if not is_trained(folder):
+            console.print("[yellow]training is not complete: these are the weights of its last checkpoint[/yellow]")
     output = folder / "rollout"
     (output / ROLLOUT_FILE).parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(output)
@@ -75,7 +78,7 @@ def predict(
         output / FACTS_FILE,
         {
             "evaluation": to_dict(recipe.evaluation),
-            "weights": weights_digest(folder),
+            "weights": weights,
             "steps": recipe.evaluation.steps,
             "trajectories": len(failed),
             "diverged_at": failed,

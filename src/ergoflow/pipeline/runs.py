@@ -35,6 +35,7 @@ from ergoflow.data.store import DatasetInfo, TrajectoryStore, list_splits
 from ergoflow.models.advection import Pace
 from ergoflow.models.build import build_model
 from ergoflow.models.ergoformer import ErgoformerConfig
+from ergoflow.models.own import OwnConfig
 from ergoflow.models.velocity import is_evenly_spaced
 from ergoflow.pipeline.shards import completeness
 from ergoflow.pipeline.workspace import Workspace, commit, load_dataset_config
@@ -282,19 +283,18 @@ def weights_digest(folder: Path) -> str:
 
 
 def is_of_these_weights(folder: Path, rollout: Mapping[str, Any]) -> bool:
-    """Whether the contents of rollout.json name the run's weights; those of earlier versions name none."""
-    return "weights" not in rollout or rollout["weights"] == weights_digest(folder)
+    """Whether the contents of rollout.json are of the run's weights; early ones, and those of own steps, name none."""
+    return rollout.get("weights") is None or rollout["weights"] == weights_digest(folder)
 
 
 def load_run(folder: Path, *, device: torch.device | str = "cpu") -> PhysicalStep:
     """The trained model of a run as a step on physical states (B, C, *grid), ready for `rollout`."""
-    facts = read_facts(folder)
+    facts, recipe = read_facts(folder), load_recipe(folder / "recipe.json")
     weights = folder / WEIGHTS_FILE
-    if not weights.exists():
+    if not weights.exists() and not isinstance(recipe.model, OwnConfig):
         raise ValueError(
             f"a trained model was expected in {weights}, but there is none; run `ergoflow train` to its end"
         )
-    recipe = load_recipe(folder / "recipe.json")
     step = build_step(recipe, facts, seed=0)
     load_weights(step.model, weights)
     return PhysicalStep(guarded(step, recipe, facts), facts.normalizer, grid=facts.grid).to(device).eval()

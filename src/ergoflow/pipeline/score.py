@@ -29,6 +29,7 @@ from ergoflow.metrics import (
     verdict,
 )
 from ergoflow.metrics.resampling import few_trajectories
+from ergoflow.models.own import OwnConfig
 from ergoflow.pipeline.curves import write_curves
 from ergoflow.pipeline.exponents import Exponents, measure_exponents, require_exponents
 from ergoflow.pipeline.predict import FACTS_FILE, ROLLOUT_FILE
@@ -228,6 +229,8 @@ def _timings(folder: Path, store: TrajectoryStore) -> dict[str, float]:
 
 def _parameters(folder: Path, recipe: Recipe) -> int:
     """The size of a run's model; training.json, which knows it, is not there before training is complete."""
+    if isinstance(recipe.model, OwnConfig):
+        return recipe.model.parameters
     known = _read(folder / SUMMARY_FILE).get("parameters")
     if known is None:
         return sum(p.numel() for p in build_step(recipe, read_facts(folder), seed=0).parameters())
