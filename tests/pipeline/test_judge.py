@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,13 @@ def test_the_page_shows_it_beside_the_others_and_again_after_a_second_judgement(
     text = report(space, title="x", console=QUIET).read_text()
     assert "shrinking" in text
     assert "kf64-convnext" in text
+    details = unescape(text.split("<summary>shrinking, seed 0</summary>")[1].split("</details>")[0])
+    assert '"parameters": 0' in details
+    assert not any(f'"{part}"' in details for part in ("objective", "training", "learning_rate"))
+    row = next(
+        line for line in text.split("<tr>") if line.startswith('<th scope="row">shrinking<') and "commit" not in line
+    )
+    assert row.count("<td>elsewhere</td>") == 1
 
 
 def test_a_module_is_judged_in_its_eval_mode(space: Workspace) -> None:

@@ -138,6 +138,8 @@ def _provenance_row(run: RunView, stages: Sequence[str]) -> str:
     texts = {stage: "–" if time is None else duration(time) for stage, time in times.items()}
     if run.recipe.get("dataset", {}).get("kind") == "files":
         texts["simulate_s"] = "imported"
+    if _made_elsewhere(run):
+        texts["train_s"] = "elsewhere"
     if run.training.get("commit", scores["commit"]) != scores["commit"]:
         texts["train_s"] += f", commit {str(run.training['commit'])[:COMMIT_DIGITS]}"
     cells = [
@@ -152,8 +154,16 @@ def _provenance_row(run: RunView, stages: Sequence[str]) -> str:
 
 
 def _recipe_details(run: RunView) -> str:
-    shown = {"recipe": run.recipe, "hardware": run.scores["hardware"], "versions": run.scores["versions"]}
+    # How a model was trained elsewhere is not known here.
+    unknown = ("objective", "training") if _made_elsewhere(run) else ()
+    recipe = {part: settings for part, settings in run.recipe.items() if part not in unknown}
+    shown = {"recipe": recipe, "hardware": run.scores["hardware"], "versions": run.scores["versions"]}
     if run.training:
         shown["training"] = run.training
     text = json.dumps(shown, indent=2, ensure_ascii=False, default=str)
     return f"<details><summary>{escape(run.name)}, seed {run.seed}</summary><pre>{escape(text)}</pre></details>"
+
+
+def _made_elsewhere(run: RunView) -> bool:
+    """Whether the model came as a step of somebody's own (`ergoflow.judge`)."""
+    return bool(run.recipe.get("model", {}).get("kind") == "own")
