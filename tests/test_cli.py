@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ergoflow
 from ergoflow.cli import main
 from ergoflow.config import to_dict
 from ergoflow.recipes import find_recipe
@@ -148,6 +150,19 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(
     code, _, err = run(monkeypatch, capsys, "simulate", "kf64")
     assert (code, len(err.splitlines())) == (130, 1)
     assert "the same command makes the rest" in err
+
+
+def test_ctrl_c_while_libraries_are_read_in_leaves_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n")
+    paths = os.pathsep.join([str(tmp_path), str(Path(ergoflow.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-m", "ergoflow", "recipes"],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_a_folder_without_rights_is_named_with_what_to_do(

@@ -116,13 +116,15 @@ def test_what_is_no_step_and_what_would_cost_a_run_is_refused_before_anything_is
     assert (space.run("kf64-convnext", 0) / "recipe.json").read_bytes() == before
     with pytest.raises(ValueError, match=r"must make a state \(1, 1, 32, 32\).*got \(1, 1, 16, 16\); wrap"):
         judged(lambda state: state[..., ::2, ::2], space, name="smaller")
+    with pytest.raises(ValueError, match="a module on cpu was expected, got one on meta; give device= or move it"):
+        judged(nn.Conv2d(1, 1, 1, device="meta"), space, name="meta")
     with pytest.raises(ValueError, match="of one, got tuple; wrap"):
         judged(lambda state: (state, None), space, name="pair")
     with pytest.raises(ValueError, match=r"set evaluation\.exponents=0"):
         judged(lambda state: state, space, name="chaos", recipe=tiny("evaluation.exponents=1"))
     with pytest.raises(ValueError, match="names a folder"):
         judged(lambda state: state, space, name="a/b")
-    assert not any(space.run(name, 0).exists() for name in ("smaller", "pair", "chaos", "a/b"))
+    assert not any(space.run(name, 0).exists() for name in ("smaller", "meta", "pair", "chaos", "a/b"))
 
 
 def test_scores_of_an_earlier_step_are_not_those_of_one_that_fails_on_the_way(space: Workspace) -> None:

@@ -38,6 +38,11 @@ def judge(
         raise ValueError(f"{folder} holds a trained run, which is not replaced; choose another name or seed")
     if isinstance(step, nn.Module):
         step.eval()
+        places = {p.device.type for p in step.parameters()} - {device.type}
+        if places:
+            raise ValueError(
+                f"a module on {device} was expected, got one on {', '.join(places)}; give device= or move it"
+            )
     _require_state_to_state(step, store, device)
     size = sum(p.numel() for p in step.parameters()) if isinstance(step, nn.Module) else 0
     own = Recipe(
