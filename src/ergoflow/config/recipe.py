@@ -111,7 +111,8 @@ class EvaluationConfig:
         """Check that the windows fit into the roll-out."""
         require(
             self.steps > self.discard + self.max_lag,
-            f"evaluation.steps must exceed discard + max_lag = {self.discard + self.max_lag}, got {self.steps}",
+            f"evaluation.steps must exceed discard + max_lag = {self.discard + self.max_lag}, got {self.steps}; "
+            "raise it, or lower evaluation.discard",
         )
         require(self.discard >= 0, f"evaluation.discard must be >= 0, got {self.discard}")
         require(
