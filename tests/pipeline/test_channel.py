@@ -353,6 +353,7 @@ def test_a_model_learns_and_is_scored_on_walls(workspace: Workspace) -> None:
     folder = run_one(tiny(), workspace, seed=0, device=CPU, console=console())
     scores = json.loads((folder / "scores.json").read_text())
     assert scores["axes"] == ["y", "z"]
+    assert scores["metrics"]["relative_l2@5"]["definition"].endswith(" δ/u_τ.")
     assert {"relative_l2@5", "relative_l2@5 fluctuations", "me_ape", "tke_error"} <= set(scores["metrics"])
     with np.load(folder / "curves.npz") as curves:
         assert {"wall/y_plus", "wall/U_plus/truth", "wall/U_plus/model", "wall/uv/model"} <= set(curves)

@@ -47,6 +47,7 @@ from ergoflow.pipeline.runs import (
 )
 from ergoflow.pipeline.shortterm import mean_interval, short_term_errors
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
+from ergoflow.report.units import time_unit
 
 SCORES_FORMAT = 1
 # Ends of roll-outs against the mean of the truth.
@@ -124,12 +125,12 @@ def _short_term(
 ) -> dict[str, Any]:
     """relative_l2@τ, and its variant for the fluctuations about the climatology, from errors (J, T), T from 1."""
     metrics = {}
-    count, available = errors["model"].shape
+    (count, available), unit = errors["model"].shape, time_unit(to_dict(recipe.dataset)["kind"])
     for lead in (lead for lead in recipe.evaluation.lead_steps if lead <= available):
         key, label = f"relative_l2@{lead}", f"rel. L2, τ = {lead}"
         what = (
             f"mean over {count} test trajectories of ‖pred − true‖/‖true{{}}‖ "
-            f"after {lead} × {recipe.step_seconds:.3g} s."
+            f"after {lead} × {recipe.step_seconds:.3g} {unit}."
         )
         metrics[key] = _short_metric(recipe, errors, lead, label, what.format(""), None)
         metrics[f"{key} fluctuations"] = _short_metric(

@@ -31,6 +31,11 @@ def units_of(run: RunView) -> Units:
     return KNOWN.get(kind) or Units(field=run.scores.get("fields", ("field",))[0])
 
 
+def time_unit(kind: str | None) -> str:
+    """The unit of time of a kind of data."""
+    return KNOWN[kind].time if kind in KNOWN else "s"
+
+
 def step_of(run: RunView, *, digits: int = 3) -> str:
     """How long a step is, with its unit."""
     return f"{in_digits(task_of(run)[1], digits)} {units_of(run).time}"
