@@ -29,13 +29,21 @@ def load(run: str | Path, *, device: str = "cpu") -> PhysicalStep:
 
 
 def judge(
-    step: Step, recipe: str | Path, *, name: str, root: str | Path = ".", seed: int = 0, device: str = "cpu"
+    step: Step,
+    recipe: str | Path,
+    *,
+    name: str,
+    root: str | Path = ".",
+    seed: int = 0,
+    parameters: int | None = None,
+    device: str = "cpu",
 ) -> Path:
     """The run folder in which a step of your own is rolled out and scored, as `ergoflow report` shows it beside others.
 
-    `step` maps states (B, C, *grid) in physical units, on `device`, to those one step later; a module is put into its
-    eval mode. Data set, length of a step and evaluation are those of `recipe`, a name or a file; the data set lies
-    below `root`. What was judged before under the same name and seed is replaced.
+    `step` maps states (B, C, *grid) in physical units, on `device`, to those one step later. It is called as it is,
+    without gradients and once more before it is rolled out; a module is put into its eval mode. Data set, length of a
+    step, number of steps and statistics are those of `recipe`, a name or a file; the data set lies below `root`.
+    `parameters` is the size of a step that is no module. What was judged before under this name and seed is replaced.
     """
     from rich.console import Console
 
@@ -47,7 +55,14 @@ def judge(
     console = Console()
     place = Workspace(Path(root))
     folder = run(
-        step, find_recipe(str(recipe)), place, name=name, seed=seed, device=pick_device(device), console=console
+        step,
+        find_recipe(str(recipe)),
+        place,
+        name=name,
+        seed=seed,
+        parameters=parameters,
+        device=pick_device(device),
+        console=console,
     )
     print_summary(folder, console)
     return folder

@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 
 from ergoflow import __version__
-from ergoflow.config import ChannelDatasetConfig, FilesDatasetConfig, Recipe, override, to_dict
+from ergoflow.config import ChannelDatasetConfig, FilesDatasetConfig, Recipe, load_recipe, override, to_dict
 from ergoflow.pipeline.words import LARGEST_SEED, budget_of, minutes_of, number_list, seed_list, word_list
 from ergoflow.pipeline.workspace import Workspace, pick_device, prepare_process
 from ergoflow.recipes import datasets, find_dataset, find_parts, find_recipe, find_recipes
@@ -226,15 +226,16 @@ def import_data(
 def _print_import(told: str, folder: Path, recipe: Path, console: Console) -> None:
     """Say what was imported, how it is understood, and which command comes next."""
     from ergoflow.pipeline.import_data import describe
+    from ergoflow.pipeline.predict import PLANE
 
     for line in describe(folder):
         _tell(console, f"  {line}")
     word = shlex.quote(str(recipe))
     _tell(console, f"{told}, a recipe in {recipe}")
-    _tell(
-        console,
-        f"go on with `ergoflow reproduce {word}`, or one by one: `ergoflow train {word}`, predict, score, report",
-    )
+    one_by_one = f"`ergoflow train {word}`"
+    if len(load_recipe(recipe).dataset.grid) <= PLANE:
+        one_by_one = f"`ergoflow reproduce {word}`, or one by one: {one_by_one}, predict, score, report"
+    _tell(console, f"go on with {one_by_one}")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -159,8 +160,12 @@ def test_a_volume_is_trained_on_and_its_roll_out_is_refused_before_work(tmp_path
         Workspace(tmp_path / "root"),
     )
     train(recipe, where, seed=0, device=CPU, console=quiet())
-    with pytest.raises(ValueError, match=r"lines and planes, got a volume \(8, 8, 8\); roll it out in Python"):
+    with pytest.raises(ValueError, match=r"lines and planes, got a volume \(8, 8, 8\); train on it with"):
         predict(recipe, where, seed=0, device=CPU, console=quiet())
+    untrained = dataclasses.replace(recipe, name="not-begun")
+    with pytest.raises(ValueError, match="lines and planes, got a volume"):
+        reproduce([untrained], where, seeds=[0], results=tmp_path / "cells", device=CPU, console=quiet())
+    assert not where.run("not-begun", 0).exists()
 
 
 def test_a_short_trajectory_has_the_leads_and_lags_it_can_have(tmp_path: Path) -> None:

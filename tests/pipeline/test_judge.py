@@ -97,6 +97,7 @@ def test_the_page_shows_it_beside_the_others_and_again_after_a_second_judgement(
         line for line in text.split("<tr>") if line.startswith('<th scope="row">shrinking<') and "commit" not in line
     )
     assert row.count("<td>elsewhere</td>") == 1
+    assert "trained in 0 s" not in text
 
 
 def test_a_module_is_judged_in_its_eval_mode(space: Workspace) -> None:
@@ -114,17 +115,23 @@ def test_what_is_no_step_and_what_would_cost_a_run_is_refused_before_anything_is
     with pytest.raises(ValueError, match="holds a trained run, which is not replaced; choose another name"):
         judged(lambda state: state, space, name="kf64-convnext")
     assert (space.run("kf64-convnext", 0) / "recipe.json").read_bytes() == before
-    with pytest.raises(ValueError, match=r"must make a state \(1, 1, 32, 32\).*got \(1, 1, 16, 16\); wrap"):
+    with pytest.raises(ValueError, match=r"real numbers \(1, 1, 32, 32\).*got torch.float32 \(1, 1, 16, 16\)"):
         judged(lambda state: state[..., ::2, ::2], space, name="smaller")
     with pytest.raises(ValueError, match="a module on cpu was expected, got one on meta; give device= or move it"):
         judged(nn.Conv2d(1, 1, 1, device="meta"), space, name="meta")
-    with pytest.raises(ValueError, match="of one, got tuple; wrap"):
+    with pytest.raises(ValueError, match="a tensor of a tensor, got tuple; wrap"):
         judged(lambda state: (state, None), space, name="pair")
-    with pytest.raises(ValueError, match=r"set evaluation\.exponents=0"):
+    with pytest.raises(ValueError, match=r"real numbers .*, got torch\.complex64 \(1, 1, 32, 32\)"):
+        judged(lambda state: torch.fft.ifft(torch.fft.fft(state)), space, name="waves")
+    with pytest.raises(ValueError, match=r"a seed must lie in 0 \.\. 4294967295, got -1"):
+        judged(lambda state: state, space, name="minus", seed=-1)
+    with pytest.raises(ValueError, match=r"set evaluation\.exponents to 0"):
         judged(lambda state: state, space, name="chaos", recipe=tiny("evaluation.exponents=1"))
     with pytest.raises(ValueError, match="names a folder"):
         judged(lambda state: state, space, name="a/b")
-    assert not any(space.run(name, 0).exists() for name in ("smaller", "meta", "pair", "chaos", "a/b"))
+    assert not any(
+        space.run(name, 0).exists() for name in ("smaller", "meta", "pair", "waves", "minus", "chaos", "a/b")
+    )
 
 
 def test_scores_of_an_earlier_step_are_not_those_of_one_that_fails_on_the_way(space: Workspace) -> None:
@@ -141,6 +148,32 @@ def test_scores_of_an_earlier_step_are_not_those_of_one_that_fails_on_the_way(sp
     with pytest.raises(RuntimeError, match="no more"):
         judged(fails, space, name="failing")
     assert not (folder / "scores.json").exists()
+    with pytest.raises(ValueError, match="there is no whole one"):
+        score(find_recipe(str(folder)), space, seed=0, device=CPU, console=QUIET)
+
+
+def test_a_step_may_take_gradients_inside_and_tell_its_size(space: Workspace) -> None:
+    def descends(state: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaf = state.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(0.05 * leaf.square().sum(), leaf)
+        return state - slope
+
+    where = {"seed": 0, "device": CPU, "console": QUIET}
+    scores = scores_of(judge(descends, tiny(), space, name="descends", parameters=7, **where))
+    assert scores["parameters"] == 7
+    plain = scores_of(judged(lambda state: 0.9 * state, space, name="plain"))
+    key = "relative_l2@5"
+    assert scores["metrics"][key]["rows"]["model"]["value"] == pytest.approx(
+        plain["metrics"][key]["rows"]["model"]["value"]
+    )
+
+
+def test_a_judged_model_under_the_name_of_a_recipe_is_not_taken_for_its_run(space: Workspace) -> None:
+    judged(lambda state: state, space, name="kf64-uno", seed=5)
+    recipe = override(find_recipe("kf64-uno"), TINY)
+    with pytest.raises(ValueError, match=r"a run of kf64-uno was expected in .*, got a judged model of your own"):
+        run_one(recipe, space, seed=5, device=CPU, console=QUIET)
 
 
 def test_verbs_that_need_a_model_say_where_it_is(space: Workspace, tmp_path: Path) -> None:

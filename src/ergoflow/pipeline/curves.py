@@ -19,6 +19,7 @@ from ergoflow.models.a3m import A3M
 from ergoflow.models.operator import LatentOperator
 from ergoflow.models.own import OwnConfig
 from ergoflow.pipeline.exponents import Exponents
+from ergoflow.pipeline.predict import PLANE
 from ergoflow.pipeline.reference import Reference
 from ergoflow.pipeline.runs import load_run
 from ergoflow.pipeline.shortterm import consecutive_steps, mean_interval
@@ -29,8 +30,6 @@ BAND_RESAMPLES = 100
 SHOWN = 0
 SNAPSHOT_STEPS = (1, 5, 10, 25, 50)
 PLAYER_SIDE = 128
-# Axes of a field that can be drawn as a map.
-PLANE = 2
 # Profiles under the names the report knows.
 WALL_NAMES = {"u_plus": "U_plus", "u_rms": "rms_u", "v_rms": "rms_v", "w_rms": "rms_w", "uv": "uv"}
 # The histogram is fine enough for tail quantiles; a density is drawn over this many bins at a time.

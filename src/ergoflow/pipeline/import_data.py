@@ -27,6 +27,7 @@ from ergoflow.data.files import read_npz, write_text_atomic
 from ergoflow.data.normalize import Normalizer
 from ergoflow.data.store import DatasetInfo, ShardWriter, TrajectoryStore, compute_statistics, write_statistics
 from ergoflow.metrics.resampling import few_trajectories
+from ergoflow.pipeline.predict import PLANE
 from ergoflow.pipeline.progress import bar
 from ergoflow.pipeline.reference import require_known_walls
 from ergoflow.pipeline.workspace import Workspace
@@ -129,7 +130,7 @@ def describe(folder: Path) -> list[str]:
             "several fields are scored as components of a velocity: what the report calls energy is half the sum of "
             "their mean squares"
         )
-    if len(info.grid) > 2:
+    if len(info.grid) > PLANE:
         lines.append("a volume can be trained on, but not be scored: `predict` refuses it")
     remark = few_trajectories(store.count("test"))
     return [*lines, remark] if remark else lines

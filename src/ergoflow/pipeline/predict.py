@@ -38,6 +38,8 @@ from ergoflow.pipeline.workspace import Workspace, commit, hardware
 ROLLOUT_FILE = Path("data") / "test" / "rollout.hdf5"
 # Its presence means that the roll-out is whole.
 FACTS_FILE = "rollout.json"
+# Axes of a grid, at most, whose statistics and figures there are.
+PLANE = 2
 
 
 def predict(
@@ -52,11 +54,7 @@ def predict(
 ) -> Path:
     """Roll out, write frames and statistics, and return the roll-out folder; `step` stands for the run's own model."""
     store, folder = open_store(recipe, workspace), workspace.run(recipe.name, seed)
-    if len(store.info.grid) > 2:
-        raise ValueError(
-            f"long-term statistics are of lines and planes, got a volume {store.info.grid}; "
-            "roll it out in Python with ergoflow.load and rollout, or import planes of it"
-        )
+    require_plane(store.info.grid)
     if video is not None:
         check_video(video, store.info.axes)
     read_facts(folder)
@@ -70,7 +68,8 @@ def predict(
     (output / ROLLOUT_FILE).parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(output)
     started = time.perf_counter()
-    with torch.inference_mode():
+    # A step of somebody's own may take gradients inside.
+    with torch.inference_mode() if weights else torch.no_grad():
         statistics = _roll_out(recipe, store, step, output, device=device, console=console)
     write_npz_atomic(output / "statistics.npz", statistics.arrays())
     failed = [int(k) for k in statistics.failed_at]
@@ -95,6 +94,15 @@ def predict(
     if video is not None:
         write_video(video, store, output, stride=recipe.task.stride)
     return output
+
+
+def require_plane(grid: tuple[int, ...]) -> None:
+    """Refuse a volume, of which there are no long-term statistics."""
+    if len(grid) > PLANE:
+        raise ValueError(
+            f"long-term statistics are of lines and planes, got a volume {grid}; train on it with `ergoflow train`, "
+            "roll it out in Python with ergoflow.load and rollout, or import planes of it"
+        )
 
 
 def rolled_out(step: Step, recipe: Recipe, device: torch.device) -> Step:

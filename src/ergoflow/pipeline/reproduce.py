@@ -34,10 +34,11 @@ from ergoflow.pipeline.long import long_to_do, measure_long
 from ergoflow.pipeline.lorenz import EXPECTED_SECONDS as LORENZ_SECONDS
 from ergoflow.pipeline.lorenz import lorenz_path, measure_lorenz
 from ergoflow.pipeline.pictures import EXPECTED_SECONDS_EACH, draw_figures, figures_to_draw
+from ergoflow.pipeline.predict import require_plane
 from ergoflow.pipeline.report import report
 from ergoflow.pipeline.runs import SUMMARY_FILE, is_trained
 from ergoflow.pipeline.shards import is_whole
-from ergoflow.pipeline.sharing import alone, claim, give_up, given_up, turn
+from ergoflow.pipeline.sharing import alone, claim, give_memory_back, give_up, given_up, turn
 from ergoflow.pipeline.simulate import require_providable
 from ergoflow.pipeline.stages import is_rolled_out, is_scored, provide_once, require_own_run, run_one
 from ergoflow.pipeline.workspace import Workspace
@@ -113,6 +114,7 @@ def reproduce(
     for recipe, seed in itertools.product(recipes, seeds):
         if not is_done(cell_path(results, recipe.name, seed), recipe):
             require_own_run(workspace.run(recipe.name, seed), recipe)
+            require_plane(recipe.dataset.grid)
             require_providable(recipe.dataset, workspace.dataset(recipe.dataset.name))
     for part in parts:
         if part != "figures":
@@ -200,12 +202,15 @@ def _run_cells(
                 # The other cells do not depend on this one.
                 console.print(f"{label}: {error}", style="red", markup=False, soft_wrap=True)
                 failed.append(label)
+            else:
+                write_cell(folder, results, recipe)
+                # The next one takes as long as this one did, if that was the whole of it.
+                if untouched:
+                    usual = read_json(folder / SUMMARY_FILE, remedy="train it again")["seconds"]
+                    extra = seconds - usual
                 continue
-            write_cell(folder, results, recipe)
-            # The next one takes as long as this one did, if that was the whole of it.
-            if untouched:
-                usual = read_json(folder / SUMMARY_FILE, remedy="train it again")["seconds"]
-                extra = seconds - usual
+            # What the error held is gone only here.
+            give_memory_back(device)
     if postponed:
         console.print(f"no time left for {', '.join(postponed)}: the same command goes on with them")
     if elsewhere:

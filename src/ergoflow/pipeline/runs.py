@@ -241,6 +241,11 @@ def read_facts(folder: Path) -> RunFacts:
 def require_same_run(folder: Path, recipe: Recipe, *, parts: Sequence[str] = ("dataset", "task", "model")) -> None:
     """Refuse a recipe whose data, task or model (or other parts) are not those the run was trained with."""
     stored = load_recipe(folder / "recipe.json")
+    if isinstance(stored.model, OwnConfig) and not isinstance(recipe.model, OwnConfig):
+        raise ValueError(
+            f"a run of {recipe.name} was expected in {folder}, got a judged model of your own; "
+            "choose another --seed or --root, or judge it under another name"
+        )
     for part in parts:
         if difference := first_difference(getattr(stored, part), getattr(recipe, part)):
             key, known, asked = difference

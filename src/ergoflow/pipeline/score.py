@@ -220,10 +220,11 @@ def _survival(model: StatisticsResult, reference: Reference) -> dict[str, Any]:
 
 
 def _timings(folder: Path, store: TrajectoryStore) -> dict[str, float]:
-    data = _read(Path(store.folder) / "dataset.json")
+    """The seconds of each stage; of a training that has not ended, or was elsewhere, none are known."""
+    data, training = _read(Path(store.folder) / "dataset.json"), _read(folder / SUMMARY_FILE)
     return {
         "simulate_s": sum(entry["seconds"] for entry in data.get("timings", [])),
-        "train_s": _read(folder / SUMMARY_FILE).get("seconds", 0.0),
+        **({"train_s": training["seconds"]} if training else {}),
         "predict_s": _read(folder / "rollout" / FACTS_FILE).get("seconds", 0.0),
     }
 

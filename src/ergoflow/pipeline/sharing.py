@@ -25,6 +25,21 @@ def claim(workspace: Workspace, what: str) -> AbstractContextManager[bool]:
 
 
 @contextmanager
+def claim_run(workspace: Workspace, name: str, seed: int) -> Iterator[None]:
+    """Make a run this process's own inside the block; refused while it is another's.
+
+    The processes that read data in for one that was killed hold it for some seconds more.
+    """
+    with claim(workspace, f"training-{name}-seed{seed}") as mine:
+        if not mine:
+            raise ValueError(
+                f"{workspace.run(name, seed)} is being made by another process, or by one that was killed seconds ago; "
+                "wait for its end, or choose another --seed"
+            )
+        yield
+
+
+@contextmanager
 def alone(workspace: Workspace, what: str, console: Console, *, waiting: str) -> Iterator[None]:
     """Make something this process's own inside the block; `waiting` is printed if it is another's until then."""
     file = _lock_file(workspace, what)

@@ -43,7 +43,7 @@ from ergoflow.pipeline.runs import (
     write_json,
     write_run,
 )
-from ergoflow.pipeline.sharing import claim, give_memory_back
+from ergoflow.pipeline.sharing import claim_run, give_memory_back
 from ergoflow.pipeline.workspace import Workspace, commit, hardware, versions
 from ergoflow.training.checkpoint import STATE_FILE, WEIGHTS_FILE, save_weights
 from ergoflow.training.distributed import LaunchContext, RankSampler, launch_context
@@ -82,10 +82,7 @@ def train(
     with ExitStack() as block:
         context = block.enter_context(launch_context(device))
         if context.is_main:
-            if not block.enter_context(claim(workspace, f"training-{recipe.name}-seed{seed}")):
-                raise ValueError(
-                    f"{folder} is being trained by another process; wait for its end, or choose another --seed"
-                )
+            block.enter_context(claim_run(workspace, recipe.name, seed))
             _require_told(folder, recipe, resume=resume, overwrite=overwrite)
         normalizer = normalizer_of(store, stride=recipe.task.stride)
         needs_radius = recipe.task.guard or recipe.objective.dissipativity_weight > 0
