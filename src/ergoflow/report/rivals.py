@@ -10,7 +10,7 @@ from ergoflow.report.tables import Cell, Column, build_table
 
 OURS, RIVAL = "ergoformer", "convnext"
 NOTE = (
-    f"Under equal minutes on the same GPU. Columns in which `{OURS}` is not ahead of `{RIVAL}` are named with both "
+    f"Columns in which `{OURS}` is not ahead of `{RIVAL}` are named with both "
     "numbers, ours first; means over seeds where there are several. At the floor neither can be told from the truth."
 )
 
