@@ -581,3 +581,7 @@ def test_memory_that_an_earlier_cell_has_freed_is_counted_as_free() -> None:
     del block
     assert torch.cuda.memory_reserved(cuda) >= 2**30
     assert _free_bytes(cuda) >= before
+
+
+def test_the_pictures_of_a_diverged_roll_out_are_infinite_without_a_warning() -> None:
+    assert thin("snapshots/model", np.full((2, 1, 8, 8), [1e6, 1.0] * 4)).tolist()[0][0][0][:2] == [np.inf, 1.0]

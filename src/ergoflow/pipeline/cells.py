@@ -132,14 +132,18 @@ def _expected_seconds(recipe: Recipe, path: Path, device: torch.device) -> float
 
 
 def thin(name: str, values: np.ndarray) -> np.ndarray:
-    """A curve as it travels: fields and kernels on a coarser grid, long series at every few steps."""
+    """A curve as it travels: fields and kernels on a coarser grid, long series at every few steps.
+
+    What a picture in float16 cannot hold is infinite: its roll-out has diverged.
+    """
     if name.startswith("series/"):
         return values[..., ::SERIES_STRIDE]
     if name.startswith("box/"):
         return values[::BOX_STRIDE, ::BOX_STRIDE].astype(np.float16)
     if name.startswith(("snapshots/", "tke/", "attention/", "attention_last/")) and name != "snapshots/steps":
         stride = max(1, -(-max(values.shape[-2:]) // PICTURE_SIDE))
-        return values[..., ::stride, ::stride].astype(np.float32 if name.startswith("tke/") else np.float16)
+        with np.errstate(over="ignore"):
+            return values[..., ::stride, ::stride].astype(np.float32 if name.startswith("tke/") else np.float16)
     return values
 
 
