@@ -152,17 +152,30 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(
     assert "the same command makes the rest" in err
 
 
-def test_ctrl_c_while_libraries_are_read_in_leaves_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n")
-    paths = os.pathsep.join([str(tmp_path), str(Path(ergoflow.__file__).parents[1])])
-    done = subprocess.run(
-        [sys.executable, "-m", "ergoflow", "recipes"],
+def without_library(library: str, instead: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """`ergoflow report` of the cells here, where a library is a line of Python instead."""
+    (folder / f"{library}.py").write_text(instead)
+    paths = os.pathsep.join([str(folder), str(Path(ergoflow.__file__).parents[1])])
+    results = Path(__file__).parents[1] / "results"
+    return subprocess.run(
+        [sys.executable, "-m", "ergoflow", "report", "--root", str(folder), "--results", str(results)],
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_ctrl_c_while_libraries_are_read_in_leaves_no_traceback(tmp_path: Path) -> None:
+    done = without_library("torch", "raise KeyboardInterrupt", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("library", ["torch", "cmocean"])
+def test_a_missing_library_is_one_line_with_its_name_whenever_it_is_missed(library: str, tmp_path: Path) -> None:
+    done = without_library(library, f"raise ModuleNotFoundError(name={library!r})", tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert f"the library {library} is missing" in done.stderr
 
 
 def test_a_folder_without_rights_is_named_with_what_to_do(

@@ -1,4 +1,4 @@
-"""The command `ergoflow`, also as `python -m ergoflow`; a Ctrl-C while libraries are read in leaves no traceback."""
+"""The command `ergoflow`, also as `python -m ergoflow`; a library that is missing, or a Ctrl-C, leaves no traceback."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ def main() -> None:
     """Read in the command line, which takes a second or two, and run it."""
     try:
         from ergoflow.cli import main as run
+
+        run()
     except KeyboardInterrupt:
         sys.exit(130)
-    run()
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library in ("", "ergoflow"):
+            raise
+        sys.stderr.write(
+            f"error: the library {library} is missing; `pip install ergoflow` brings all, what is made stays\n"
+        )
+        sys.exit(2)
 
 
 if __name__ == "__main__":
