@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -15,10 +16,10 @@ def main() -> None:
         sys.exit(130)
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
-        if library in ("", "ergoflow"):
+        if library in ("", "ergoflow") or "ERGOFLOW_TRACEBACK" in os.environ:
             raise
         sys.stderr.write(
-            f"error: the library {library} is missing; `pip install ergoflow` brings all, what is made stays\n"
+            f"error: the library {library} is missing; install it, or ergoflow once more with pip. What is made stays\n"
         )
         sys.exit(2)
 
