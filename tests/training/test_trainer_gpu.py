@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -170,6 +171,29 @@ def test_replays_draw_the_numbers_that_plain_calls_draw_next_and_recording_draws
     plain, replayed = drawn(None), drawn(lambda progress: 0)
     torch.testing.assert_close(replayed, plain)
     assert not torch.equal(plain[0], plain[1])
+
+
+def test_a_capture_that_comes_late_on_a_busy_device_does_not_set_random_numbers_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late(torch.cuda.CUDAGraph):
+        def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+            torch.cuda._sleep(10**9)  # about half a second of the stream that captures
+            super().capture_begin(*args, **kwargs)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Late)
+    weight, generator = nn.Parameter(torch.ones(5, device="cuda")), torch.Generator("cuda").manual_seed(7)
+
+    def losses(batch: Tensor, _: float) -> tuple[Tensor, dict[str, Tensor]]:
+        return (weight * torch.rand(5, generator=generator, device="cuda") * batch).sum(), {}
+
+    gradients, found = RecordedGradients(losses, [weight], stage=round, generator=generator), []
+    for progress in (0.0, 1.0):  # the second stage's first replay goes on where the first stage's ended
+        gradients(torch.ones(5, device="cuda"), progress)
+        assert weight.grad is not None
+        found.append(weight.grad.clone())
+    generator.manual_seed(7)
+    torch.testing.assert_close(found, [torch.rand(5, generator=generator, device="cuda") for _ in range(2)])
 
 
 @pytest.mark.filterwarnings("error")

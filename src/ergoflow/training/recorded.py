@@ -114,6 +114,8 @@ class RecordedGradients:
         # Other threads (a reader that copies batches to the device) may go on using it meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             losses = self._plain(static, progress)
+        # The capture set the graph's random numbers to their beginning, on a stream of its own; replays set them on.
+        torch.cuda.synchronize(static.device)
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         return _Recording(graph, static, losses, [parameter.grad for parameter in self._parameters])
