@@ -271,6 +271,16 @@ def test_attention_shows_a_row_of_heads_per_axis() -> None:
         np.testing.assert_allclose(image.get_array(), kernel)
 
 
+@pytest.mark.filterwarnings("error")
+def test_attention_of_a_diverged_state_is_scaled_by_what_is_finite() -> None:
+    kernel = np.array([[[2.0, -3.0], [np.inf, np.nan]], [[6e4, -6e4], [0, 1]], [[np.nan] * 2] * 2], dtype=np.float16)
+    figure = maps.draw_attention({"x": kernel}, side=64)
+    saving.to_png(figure, dpi=72)
+    shown = figure.axes[0].images
+    assert [image.get_clim()[1] for image in shown] == [3, float(np.float16(6e4)), 1]
+    assert [np.ma.count(image.get_array()) for image in shown] == [2, 4, 0]
+
+
 def test_signed_fields_get_a_symmetric_scale_and_positive_ones_do_not() -> None:
     name, low, high = maps.scale_of(RNG.standard_normal(1000))
     assert (name, low) == ("balance", -high)

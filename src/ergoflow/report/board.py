@@ -100,7 +100,8 @@ def draw_field(
     if title:
         write_title(board, row, column, title)
     return board.axes.imshow(
-        np.ma.masked_invalid(field),
+        # Matplotlib computes in the field's own precision, and half of it overflows.
+        np.ma.masked_invalid(field.astype(np.promote_types(field.dtype, np.float32))),
         origin="lower",
         cmap=colors,
         norm=norm,

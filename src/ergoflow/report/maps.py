@@ -101,10 +101,15 @@ def draw_attention(kernels: Mapping[str, np.ndarray], *, side: int) -> Figure:
     board = new_board(len(kernels), columns, width=1.15, shape=(1, 1), labelled=True)
     for row, (axis, kernel) in enumerate(kernels.items()):
         for head, weights in enumerate(kernel[:columns]):
-            limit, title = float(np.abs(weights).max()) or 1.0, f"head {head + 1}" if row == 0 else ""
+            limit, title = largest(weights), f"head {head + 1}" if row == 0 else ""
             draw_field(board, row, head, shrink(weights, side), "balance", -limit, limit, title=title)
         label_row(board, row, f"along {axis}")
     return board.figure
+
+
+def largest(weights: np.ndarray) -> float:
+    """The largest absolute value of those that are finite (a diverged state's attention is not); 1 where all are 0."""
+    return float(np.abs(weights[np.isfinite(weights)]).max(initial=0)) or 1.0
 
 
 def percent_text(percent: float) -> str:

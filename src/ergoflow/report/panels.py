@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ergoflow.report.board import draw_field, draw_scale, label_row, new_board, write_title
 from ergoflow.report.canvas import INK, PALETTE, add_grid, new_figure, set_title, shrink
-from ergoflow.report.maps import PERCENT_LIMIT, SCALE_QUANTILE, percent_error, percent_text, upright
+from ergoflow.report.maps import PERCENT_LIMIT, SCALE_QUANTILE, largest, percent_error, percent_text, upright
 from ergoflow.report.names import shorten
 from ergoflow.report.units import with_unit
 
@@ -81,7 +81,7 @@ def draw_bandwidths(kernels: Mapping[str, Mapping[str, np.ndarray]], *, side: in
         write_title(board, 0, column, name)
         for row, block in enumerate(blocks):
             if block in maps:
-                limit = float(np.abs(maps[block]).max()) or 1.0
+                limit = largest(maps[block])
                 draw_field(board, row, column, shrink(maps[block], side), "balance", -limit, limit)
     for row, block in enumerate(blocks):
         label_row(board, row, block)
