@@ -213,6 +213,13 @@ def test_walls_draw_every_source_in_every_panel() -> None:
     assert mean.get_xscale() == "log"
 
 
+def test_a_diverged_model_does_not_flatten_the_walls() -> None:
+    truth, wild = Curve(X, np.linspace(0, 18, 11)), Curve(X, np.linspace(-500, 500, 11))
+    mean, rms = figures.draw_walls({"truth": truth, "m": wild}, {"u′⁺": {"truth": truth}}, styles=STYLES).axes
+    np.testing.assert_allclose(mean.get_ylim(), (-9.9, 27.9))
+    np.testing.assert_allclose(rms.get_ylim(), (-0.9, 18.9))
+
+
 def test_operator_shows_eigenvalues_and_sorted_singular_values() -> None:
     eigenvalues, values = np.array([1j, -1.0, 0.5 + 0.5j]), np.array([0.5, 2.0, 1.0])
     circle, right = diagnostics.draw_operator({"m": eigenvalues}, {"m": values}, styles=STYLES).axes

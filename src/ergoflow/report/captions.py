@@ -59,7 +59,8 @@ CAPTIONS = {
     "walls": (
         "Mean streamwise velocity and fluctuations in wall units, both walls averaged. Dotted: the law of "
         "the wall, U⁺ = y⁺ and U⁺ = 2.5 ln y⁺ + 5.5. Circles: direct numerical simulation at Re_τ = 180. "
-        "Look at the peak of u′⁺ near y⁺ = 15."
+        "Look at the peak of u′⁺ near y⁺ = 15. Panels end half the truth's range beyond it; a model far off leaves "
+        "them."
     ),
     "operator": (
         "Eigenvalues of the latent operator G in the complex plane and its singular values in descending "

@@ -180,11 +180,21 @@ def draw_walls(mean: Mapping[str, Curve], rms: Mapping[str, Mapping[str, Curve]]
         if "truth" in profiles:
             _draw_truth(panel, profiles["truth"])
         _draw_models(panel, {name: curve for name, curve in profiles.items() if name not in ("truth", "dns")}, styles)
+        if "truth" in profiles:
+            _stay_near(panel, profiles["truth"].y, np.concatenate([curve.y for curve in profiles.values()]))
         panel.set_xlabel("y⁺")
         set_title(panel, title)
         add_grid(panel)
     add_legend(figure, panels[0])
     return figure
+
+
+def _stay_near(axes: Axes, truth: np.ndarray, shown: np.ndarray) -> None:
+    """Let the panel reach half of the truth's range beyond it and zero at most; what lies farther leaves the panel."""
+    low, high = min(0.0, float(truth.min())), max(0.0, float(truth.max()))
+    beyond, margin = (high - low) / 2, (high - low) / 20
+    finite = shown[np.isfinite(shown)]
+    axes.set_ylim(max(float(finite.min()), low - beyond) - margin, min(float(finite.max()), high + beyond) + margin)
 
 
 def _draw_truth(axes: Axes, truth: Curve) -> None:
