@@ -178,13 +178,15 @@ def test_a_capture_that_comes_late_on_a_busy_device_does_not_set_random_numbers_
 ) -> None:
     class Late(torch.cuda.CUDAGraph):
         def capture_begin(self, *args: Any, **kwargs: Any) -> None:
-            torch.cuda._sleep(10**9)  # about half a second of the stream that captures
+            torch.cuda._sleep(10**9)  # half a second, after which it writes the beginning of the random numbers
             super().capture_begin(*args, **kwargs)
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Late)
     weight, generator = nn.Parameter(torch.ones(5, device="cuda")), torch.Generator("cuda").manual_seed(7)
 
     def losses(batch: Tensor, _: float) -> tuple[Tensor, dict[str, Tensor]]:
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda._sleep(2 * 10**9)  # a replay draws a second after it wrote where its numbers go on
         return (weight * torch.rand(5, generator=generator, device="cuda") * batch).sum(), {}
 
     gradients, found = RecordedGradients(losses, [weight], stage=round, generator=generator), []
