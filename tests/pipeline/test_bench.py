@@ -348,7 +348,6 @@ def test_what_a_bench_cannot_do_is_refused_in_one_line(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_is_timed_by_its_own_clock_unless_the_host_is_slower() -> None:
     cuda, cycles = torch.device("cuda"), 2_000_000
     once, twice = (median_seconds(lambda n=n: torch.cuda._sleep(n * cycles), cuda) for n in (1, 2))
@@ -368,7 +367,6 @@ def test_a_gpu_is_timed_by_its_own_clock_unless_the_host_is_slower() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_allocators_peak_is_at_least_what_is_kept() -> None:
     model = table.build(case(A3MConfig(), (64, 64)))
     kept = count_kept_bytes(model, (1, 1, 64, 64))

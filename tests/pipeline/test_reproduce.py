@@ -573,7 +573,6 @@ def test_figures_and_verdicts_come_from_the_cells_of_real_runs(space: Workspace,
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_memory_that_an_earlier_cell_has_freed_is_counted_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     # The device as if no other process used it.

@@ -63,7 +63,6 @@ def test_neighbouring_shards_share_a_batch_while_they_fit() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_frames_reach_the_host_while_another_thread_records() -> None:
     """More frames than torch has streams of one priority: one of them would be the recording's."""
     device = torch.device("cuda")

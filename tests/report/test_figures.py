@@ -214,10 +214,12 @@ def test_walls_draw_every_source_in_every_panel() -> None:
 
 
 def test_a_diverged_model_does_not_flatten_the_walls() -> None:
-    truth, wild = Curve(X, np.linspace(0, 18, 11)), Curve(X, np.linspace(-500, 500, 11))
-    mean, rms = figures.draw_walls({"truth": truth, "m": wild}, {"u′⁺": {"truth": truth}}, styles=STYLES).axes
+    truth, wild, rest = (Curve(X, np.linspace(*ends, 11)) for ends in ((0, 18), (-500, 500), (0, 0)))
+    panels = {"u′⁺": {"truth": truth}, "v′⁺": {"truth": rest, "m": wild}}
+    mean, rms, still = figures.draw_walls({"truth": truth, "m": wild}, panels, styles=STYLES).axes
     np.testing.assert_allclose(mean.get_ylim(), (-9.9, 27.9))
     np.testing.assert_allclose(rms.get_ylim(), (-0.9, 18.9))
+    assert still.get_ylim()[0] < -500 < 500 < still.get_ylim()[1]  # a truth at rest has no range to stay near
 
 
 def test_operator_shows_eigenvalues_and_sorted_singular_values() -> None:

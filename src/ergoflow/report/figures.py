@@ -194,7 +194,8 @@ def _stay_near(axes: Axes, truth: np.ndarray, shown: np.ndarray) -> None:
     low, high = min(0.0, float(truth.min())), max(0.0, float(truth.max()))
     beyond, margin = (high - low) / 2, (high - low) / 20
     finite = shown[np.isfinite(shown)]
-    axes.set_ylim(max(float(finite.min()), low - beyond) - margin, min(float(finite.max()), high + beyond) + margin)
+    if high > low:
+        axes.set_ylim(max(float(finite.min()), low - beyond) - margin, min(float(finite.max()), high + beyond) + margin)
 
 
 def _draw_truth(axes: Axes, truth: Curve) -> None:

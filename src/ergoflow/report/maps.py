@@ -108,7 +108,7 @@ def draw_attention(kernels: Mapping[str, np.ndarray], *, side: int) -> Figure:
 
 
 def largest(weights: np.ndarray) -> float:
-    """The largest absolute value of those that are finite (a diverged state's attention is not); 1 where all are 0."""
+    """The largest finite absolute value (attention of a diverged state is not finite); 1 where there is none but 0."""
     return float(np.abs(weights[np.isfinite(weights)]).max(initial=0)) or 1.0
 
 
